@@ -10,6 +10,7 @@ from nnx_ppo.core._module import (  # noqa: E402  (the guard comes first)
     fold_time,
     owns_random_stream,
     reset_where,
+    scan_module,
     unroll_stepwise,
 )
 from nnx_ppo.core._types import (  # noqa: E402
@@ -56,6 +57,7 @@ __all__ = [
     "fold_time",
     "owns_random_stream",
     "reset_where",
+    "scan_module",
     "time_limit_flag",
     "unroll_stepwise",
 ]

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from nnx_ppo.core._types import ModuleState, StatefulModuleOutput, UnrollOutput
 
 # A module's meaning over time is made of these; whoever changes one of them has changed `unroll`.
 _STEP_METHODS = ("__call__", "initialize_state", "reset_state")
+
+Module = TypeVar("Module", bound=nnx.Module)
 
 
 class StatefulModule(nnx.Module, abc.ABC):
@@ -210,22 +212,47 @@ def unroll_stepwise(
     Returns:
         The final carry, the outputs and the loss of each sample.
     """
-    graphdef, params, variables = nnx.split(module, nnx.Param, ...)
 
-    def step(carry: tuple[Any, ModuleState], inputs: tuple[Any, Array, Any]) -> tuple[Any, Any]:
-        variables, state = carry
+    def step(live: StatefulModule, state: ModuleState, inputs: tuple[Any, Array, Any]) -> Any:
         x, ended, extras = inputs
-        live = nnx.merge(graphdef, params, variables, copy=True)
         out = live(state, x, extras)
         check_same_carry(f"{type(module).__name__}.__call__", state, out.next_state)
-        next_carry = (nnx.state(live, nnx.Not(nnx.Param)), reset_where(live, ended, out.next_state))
-        return next_carry, (out.output, per_sample_loss(out.regularization_loss, ended.shape))
+        loss = per_sample_loss(out.regularization_loss, ended.shape)
+        return reset_where(live, ended, out.next_state), (out.output, loss)
 
-    (variables, state), (outputs, loss) = jax.lax.scan(
-        step, (variables, state), (xs, done, rollout_extras)
-    )
-    nnx.update(module, variables)
+    state, (outputs, loss) = scan_module(module, step, state, (xs, done, rollout_extras))
     return UnrollOutput(state, outputs, loss)
+
+
+def scan_module(
+    module: Module, step: Callable[[Module, Any, Any], tuple[Any, Any]], carry: Any, xs: PyTree
+) -> tuple[Any, Any]:
+    """`jax.lax.scan` whose step gets a live module.
+
+    The module crosses the scan as data: parameters are constants of the loop, all other variables
+    (random streams among them) go on from step to step and are left on `module` as the last step
+    left them.
+
+    Args:
+        module: The module; the scan works on copies of it.
+        step: `(module, carry, x) -> (carry, y)`.
+        carry: The carry before the first step.
+        xs: Inputs with a leading time axis.
+
+    Returns:
+        The final carry, and the stacked `y`.
+    """
+    graphdef, params, variables = nnx.split(module, nnx.Param, ...)
+
+    def body(loop: tuple[Any, Any], x: Any) -> tuple[tuple[Any, Any], Any]:
+        variables, carry = loop
+        live = nnx.merge(graphdef, params, variables, copy=True)
+        carry, y = step(live, carry, x)
+        return (nnx.state(live, nnx.Not(nnx.Param)), carry), y
+
+    (variables, carry), ys = jax.lax.scan(body, (variables, carry), xs)
+    nnx.update(module, variables)
+    return carry, ys
 
 
 def _unroll_folded(

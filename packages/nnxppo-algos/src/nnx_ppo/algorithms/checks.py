@@ -1,0 +1,143 @@
+"""Whether a network fits an environment, found out from shapes alone, before compiling."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import PyTree
+
+from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards
+from nnx_ppo.core import PPONetworkOutput, RLEnv, StatefulModule, check_same_carry, reset_where
+
+_BATCH = 3
+
+
+def check_network(env: RLEnv, networks: StatefulModule, combine_advantages: bool) -> None:
+    """Raise if a network cannot be trained in an environment.
+
+    Args:
+        env: The environment, written for a single instance.
+        networks: The network; it is not changed.
+        combine_advantages: As in `PPOConfig`.
+
+    Raises:
+        TypeError: The network's output is no `PPONetworkOutput`.
+        ValueError: Its actions, values or carry do not fit, or the environment's own state
+            changes its tree, shapes or dtypes from reset to step. Names the path of the leaf.
+    """
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), _BATCH))
+    first = jax.eval_shape(jax.vmap(env.reset), keys)
+    output = _network_output(networks, first.obs)
+    _check_action_sizes(output.actions, getattr(env, "action_size", None))
+    try:
+        stepped = jax.eval_shape(jax.vmap(env.step), first, output.actions)
+    except Exception as error:
+        error.add_note(
+            f"env.step failed on the network's actions {_shapes(output.actions)} (batch axis of "
+            f"{_BATCH} included). Do they have the tree and sizes that the environment expects?"
+        )
+        raise
+    _check_same_state(first, stepped)
+    rewards = match_rewards(stepped.reward, output.value_estimates)
+    jax.eval_shape(
+        lambda *heads: advantages_per_action(*heads, combine_advantages),
+        rewards,
+        output.loglikelihoods,
+    )
+
+
+def check_resumable(env_states: Any, n_envs: int) -> None:
+    """Raise if a training state holds another number of environments than configured.
+
+    Raises:
+        ValueError: Says both numbers.
+    """
+    have = jnp.shape(env_states.done)[0]
+    if have != n_envs:
+        raise ValueError(
+            f"initial_state holds {have} environments, but config.ppo.n_envs={n_envs}. Set "
+            f"n_envs={have} to go on from it."
+        )
+
+
+def _network_output(networks: StatefulModule, obs: PyTree) -> PPONetworkOutput:
+    """Return the shapes of a network's output, checked by themselves."""
+    graphdef, variables = nnx.split(networks)
+
+    def step(variables: Any, obs: PyTree) -> tuple[Any, Any, Any]:
+        live = nnx.merge(graphdef, variables, copy=True)
+        state = live.initialize_state(_BATCH)
+        out = live(state, obs)
+        reset_where(live, jnp.zeros(_BATCH, bool), out.next_state)
+        return state, out.next_state, out.output
+
+    try:
+        state, next_state, output = jax.eval_shape(step, variables, obs)
+    except Exception as error:
+        error.add_note(
+            f"The network failed on the environment's observations {_shapes(obs)} (batch axis of "
+            f"{_BATCH} included)."
+        )
+        raise
+    if not isinstance(output, PPONetworkOutput):
+        raise TypeError(
+            f"networks must return a PPONetworkOutput, got {type(output).__name__}. End the "
+            "network with a PPOAdapter, which makes one from an action and a value port."
+        )
+    check_same_carry("networks.__call__", state, next_state)
+    for name in ("loglikelihoods", "value_estimates"):
+        for path, leaf in jax.tree.leaves_with_path(getattr(output, name)):
+            if leaf.shape != (_BATCH,):
+                raise ValueError(
+                    f"networks: {name}{jax.tree_util.keystr(path)} must have one value per "
+                    f"environment, expected shape ({_BATCH},) for a batch of {_BATCH}, got "
+                    f"{leaf.shape}."
+                )
+    return output
+
+
+def _check_action_sizes(actions: PyTree, sizes: Any) -> None:
+    """Raise if actions are not of the sizes that the environment declares, if it does."""
+    if sizes is None:
+        return
+    expected = jax.tree.structure(sizes)
+    if jax.tree.structure(actions) != expected:
+        raise ValueError(
+            f"networks: the actions must be a tree like env.action_size, expected {expected}, "
+            f"got {jax.tree.structure(actions)}."
+        )
+    for (path, action), size in zip(
+        jax.tree.leaves_with_path(actions), jax.tree.leaves(sizes), strict=True
+    ):
+        if action.shape != (_BATCH, size):
+            raise ValueError(
+                f"networks: actions{jax.tree_util.keystr(path)} must have env.action_size="
+                f"{size} features, expected shape ({_BATCH}, {size}) for a batch of {_BATCH}, "
+                f"got {action.shape}. A NormalTanhSampler needs twice as many inputs as actions."
+            )
+
+
+def _check_same_state(first: Any, stepped: Any) -> None:
+    """Raise if an environment's state changes from reset to step."""
+    before, tree_before = jax.tree.flatten_with_path(first)
+    after, tree_after = jax.tree.flatten_with_path(stepped)
+    if tree_before != tree_after:
+        names = [{jax.tree_util.keystr(path) for path, _ in leaves} for leaves in (before, after)]
+        differing = sorted(names[0] ^ names[1]) or [f"{tree_before} became {tree_after}"]
+        raise ValueError(
+            "env.step must return a state of the same tree as env.reset, but these differ: "
+            f"{', '.join(differing)}. Put every key of info and metrics into the state at reset."
+        )
+    for (path, old), (_, new) in zip(before, after, strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise ValueError(
+                f"env.step changes the leaf 'state{jax.tree_util.keystr(path)}': env.reset makes "
+                f"it {old.dtype}{list(old.shape)}, env.step {new.dtype}{list(new.shape)}. Make "
+                "both alike."
+            )
+
+
+def _shapes(tree: PyTree) -> Any:
+    """Return a tree of shapes for messages."""
+    return jax.tree.map(lambda leaf: tuple(leaf.shape), tree)

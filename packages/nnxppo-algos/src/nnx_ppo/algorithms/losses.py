@@ -1,0 +1,140 @@
+"""The mathematics of PPO on arrays: advantages, surrogate and value loss."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree, Shaped
+
+Scalar = float | Float[Array, ""]
+
+
+def gae(  # noqa: PLR0917  (documented)
+    rewards: PyTree[Float[Array, "time batch"]],
+    values_excl_last: PyTree[Float[Array, "time batch"]],
+    last_value: PyTree[Float[Array, " batch"]],
+    done: PyTree[Shaped[Array, "time batch"]],
+    truncation: PyTree[Shaped[Array, "time batch"]],
+    lambda_: Scalar,
+    gamma: Scalar,
+    truncation_values: PyTree[Float[Array, "time batch"]] = None,
+) -> Any:
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+
+    An episode ends where `done` or `truncation`; no advantage flows across an end. It ends for
+    good where `done` without `truncation`: there the next value counts as 0. A truncated step
+    goes on from `truncation_values`; without them nothing is known of what would have come, and
+    its advantage is 0.
+
+    Args:
+        rewards: Rewards, one array or a tree with one per reward head.
+        values_excl_last: Value of the observation before each step, a tree like `rewards`.
+        last_value: Value of the observation after the last step, a tree like `rewards`.
+        done: Whether the episode ended with the step; one array, or a tree like `rewards`.
+        truncation: Whether a time limit ended it; one array, or a tree like `rewards`.
+        lambda_: λ, from 0 (one-step) to 1 (Monte Carlo).
+        gamma: Discount γ.
+        truncation_values: Value of the true last observation of truncated steps, a tree like
+            `rewards`; read only where `truncation`.
+
+    Returns:
+        Advantages, a tree like `rewards`.
+
+    Raises:
+        ValueError: The trees do not fit each other.
+    """
+    structure = jax.tree.structure(rewards)
+
+    def per_head(name: str, tree: PyTree) -> list[Any]:
+        if jax.tree.structure(tree) != structure:
+            raise ValueError(
+                f"{name} must be a tree like rewards, expected {structure}, got "
+                f"{jax.tree.structure(tree)}: one value estimate is needed for each reward."
+            )
+        return jax.tree.leaves(tree)
+
+    def shared(name: str, tree: PyTree) -> list[Any]:
+        if isinstance(tree, jax.Array):
+            return [tree] * structure.num_leaves
+        return per_head(name, tree)
+
+    stored = [None] * structure.num_leaves
+    if truncation_values is not None:
+        stored = per_head("truncation_values", truncation_values)
+    leaves = (
+        jax.tree.leaves(rewards),
+        per_head("values_excl_last", values_excl_last),
+        per_head("last_value", last_value),
+        shared("done", done),
+        shared("truncation", truncation),
+        stored,
+    )
+    advantages = [
+        _gae(r, v, last, d, t, s, discounts=(lambda_, gamma))
+        for r, v, last, d, t, s in zip(*leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, advantages)
+
+
+def _gae(
+    rewards: Float[Array, "time batch"],
+    values: Float[Array, "time batch"],
+    last_value: Float[Array, " batch"],
+    done: Shaped[Array, "time batch"],
+    truncation: Shaped[Array, "time batch"],
+    stored: Float[Array, "time batch"] | None,
+    *,
+    discounts: tuple[Scalar, Scalar],
+) -> Float[Array, "time batch"]:
+    """Advantages of one reward head; `discounts` are λ and γ."""
+    lambda_, gamma = discounts
+    done, truncated = done.astype(bool), truncation.astype(bool)
+    ended, terminated = done | truncated, done & ~truncated
+    next_values = jnp.concatenate([values[1:], last_value[None]])
+    if stored is not None:
+        next_values = jnp.where(truncated, stored, next_values)
+    delta = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
+    if stored is None:
+        delta = jnp.where(truncated, 0.0, delta)
+
+    def step(later: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, ended = inputs
+        advantage = delta + gamma * lambda_ * jnp.where(ended, 0.0, later)
+        return advantage, advantage
+
+    return jax.lax.scan(step, jnp.zeros_like(last_value), (delta, ended), reverse=True)[1]
+
+
+def normalized(advantages: Float[Array, "time batch"]) -> Float[Array, "time batch"]:
+    """Standardise with the population standard deviation."""
+    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+
+def clipped_surrogate(
+    ratio: Float[Array, "time batch"], advantages: Float[Array, "time batch"], clip_range: Scalar
+) -> Float[Array, ""]:
+    """PPO's clipped surrogate as a loss (Schulman et al. 2017, arXiv:1707.06347, eq. 7)."""
+    clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
+    return -jnp.minimum(ratio * advantages, clipped * advantages).mean()
+
+
+def value_loss(
+    values: Float[Array, "time batch"], targets: Float[Array, "time batch"]
+) -> Float[Array, ""]:
+    """Half the mean squared error."""
+    return 0.5 * jnp.square(values - targets).mean()
+
+
+def r_squared(
+    values: Float[Array, "time batch"], targets: Float[Array, "time batch"]
+) -> Float[Array, ""]:
+    """Coefficient of determination of the values as a prediction of the targets."""
+    residual = jnp.square(targets - values).sum()
+    return 1.0 - residual / (jnp.square(targets - targets.mean()).sum() + 1e-8)
+
+
+def outside_clip(
+    ratio: Float[Array, "time batch"], clip_range: Scalar
+) -> Bool[Array, "time batch"]:
+    """Where the probability ratio lies outside the clip range."""
+    return jnp.abs(ratio - 1.0) > clip_range

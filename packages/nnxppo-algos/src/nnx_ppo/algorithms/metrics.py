@@ -1,0 +1,105 @@
+"""The one place that names metrics and reduces arrays to what is logged."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, PyTree
+
+from nnx_ppo.algorithms.types import DistillationTransition, LoggingLevel, Transition
+from nnx_ppo.core import StatefulModule
+
+
+def compute_metrics(
+    loss_metrics: dict[str, PyTree],
+    rollout_data: Transition | DistillationTransition,
+    logging_level: LoggingLevel,
+    percentile_levels: tuple[int, ...] | None = None,
+) -> dict[str, Any]:
+    """Reduce one iteration to scalars.
+
+    Args:
+        loss_metrics: What the loss reported, by full name, stacked over the updates.
+        rollout_data: The rollout, leaves `(time, batch, …)`.
+        logging_level: Which parts of the rollout to log.
+        percentile_levels: Percentiles to log of each array, or None for mean and std.
+
+    Returns:
+        Scalars by name: `name/mean` and `name/std`, or `name/p{N}`; a tree of arrays adds the
+        path of each leaf to the name; booleans become the fraction that is true, without ending.
+    """
+    parts: dict[str, PyTree] = dict(loss_metrics)
+    if LoggingLevel.ROLLOUT_STATS in logging_level:
+        parts["rollout_batch/reward"] = rollout_data.rewards
+        parts["rollout_batch/action"] = _output(rollout_data).actions
+        parts["rollout_batch/done_rate"] = rollout_data.done
+        parts["rollout_batch/truncation_rate"] = rollout_data.truncated
+    if LoggingLevel.ROLLOUT_OBS in logging_level:
+        parts["rollout_batch/obs"] = rollout_data.obs
+    if LoggingLevel.ENV_METRICS in logging_level:
+        parts["env"] = rollout_data.metrics["env"]
+    if LoggingLevel.NETWORK_METRICS in logging_level:
+        parts["net"] = rollout_data.metrics["net"]
+    metrics: dict[str, Any] = {}
+    for name, tree in parts.items():
+        write_tree(metrics, name, tree, percentile_levels)
+    return metrics
+
+
+def log_weight_stats(
+    metrics: dict[str, Any],
+    networks: StatefulModule,
+    percentile_levels: tuple[int, ...] | None = None,
+) -> None:
+    """Add statistics over all of a network's parameters to `metrics`, under `weights`.
+
+    Args:
+        metrics: Changed in place.
+        networks: The network.
+        percentile_levels: Percentiles to log, or None for mean and std.
+    """
+    leaves = [leaf.ravel() for leaf in jax.tree.leaves(nnx.state(networks, nnx.Param))]
+    if leaves:
+        write_tree(metrics, "weights", jnp.concatenate(leaves), percentile_levels)
+
+
+def write_tree(
+    metrics: dict[str, Any], name: str, tree: PyTree, percentile_levels: tuple[int, ...] | None
+) -> None:
+    """Add the statistics of each leaf of a tree to `metrics`.
+
+    Args:
+        metrics: Changed in place.
+        name: Name of the tree.
+        tree: Arrays of any shape.
+        percentile_levels: Percentiles to log, or None for mean and std.
+    """
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        suffix = jax.tree_util.keystr(path, simple=True, separator="/")
+        metrics.update(_statistics(f"{name}/{suffix}" if path else name, leaf, percentile_levels))
+
+
+def _statistics(
+    name: str, values: Array, percentile_levels: tuple[int, ...] | None
+) -> dict[str, Array]:
+    """Return the statistics of one array by name."""
+    if values.dtype == bool:
+        return {name: values.mean()}
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    if percentile_levels is None:
+        return mean_and_std(name, values)
+    found = jnp.percentile(values, jnp.asarray(percentile_levels, jnp.float32))
+    return {f"{name}/p{level}": found[i] for i, level in enumerate(percentile_levels)}
+
+
+def mean_and_std(name: str, values: Array) -> dict[str, Array]:
+    """Return mean and population standard deviation of an array by name."""
+    return {f"{name}/mean": values.mean(), f"{name}/std": values.std()}
+
+
+def _output(rollout: Transition | DistillationTransition) -> Any:
+    """Return the output of the network that acted."""
+    if isinstance(rollout, DistillationTransition):
+        return rollout.student_output
+    return rollout.network_output

@@ -1,0 +1,109 @@
+"""Collecting data: the network and the environments, step by step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree, Shaped
+
+from nnx_ppo.algorithms.evaluation import eval_rollout
+from nnx_ppo.algorithms.resets import reset_finished, values_before_reset
+from nnx_ppo.algorithms.types import Transition
+from nnx_ppo.core import RLEnv, StatefulModule, reset_where, scan_module, time_limit_flag
+
+__all__ = ["eval_rollout", "single_transition", "tree_where", "unroll_env"]
+
+
+def single_transition(
+    env: RLEnv,
+    networks: StatefulModule,
+    carry: tuple[PyTree, Any],
+    rng_keys_for_env_reset: Shaped[Array, "batch ..."],
+) -> tuple[tuple[PyTree, Any], Transition]:
+    """Let the network act once in every environment, and reset those that finished.
+
+    An episode ends if the environment says `done` or flags a time limit. Its carry and its
+    environment are reset after the step.
+
+    Args:
+        env: The environment, written for a single instance.
+        networks: The network.
+        carry: `(network_state, env_state)`, leaves `(batch, …)`.
+        rng_keys_for_env_reset: One key per environment, used where it is reset.
+
+    Returns:
+        The carry for the next step, and the transition, leaves `(batch, …)`.
+    """
+    network_state, env_state = carry
+    out = networks(network_state, env_state.obs)
+    stepped = jax.vmap(env.step)(env_state, out.output.actions)
+    truncated = time_limit_flag(stepped)
+    ended = jnp.asarray(stepped.done).astype(bool) | truncated
+    transition = Transition(
+        obs=env_state.obs,
+        network_output=out.output,
+        rewards=stepped.reward,
+        done=ended,
+        truncated=truncated,
+        next_obs=stepped.obs,
+        metrics={"env": stepped.metrics, "net": out.metrics},
+        rollout_extras=out.rollout_extras,
+        bootstrap_values=values_before_reset(
+            networks, out.next_state, stepped.obs, out.output.value_estimates, truncated
+        ),
+    )
+    network_state = reset_where(networks, ended, out.next_state)
+    env_state = reset_finished(env, stepped, ended, rng_keys_for_env_reset)
+    return (network_state, env_state), transition
+
+
+def unroll_env(
+    env: RLEnv,
+    env_state: Any,
+    networks: StatefulModule,
+    network_state: PyTree,
+    unroll_length: int,
+    rng_key_for_env_reset: Shaped[Array, "..."],
+) -> tuple[PyTree, Any, Transition]:
+    """Collect a window of steps.
+
+    Args:
+        env: The environment, written for a single instance.
+        env_state: Its states, leaves `(batch, …)`.
+        networks: The network; its random streams advance.
+        network_state: Its carry, leaves `(batch, …)`.
+        unroll_length: Steps to take.
+        rng_key_for_env_reset: One key; every step and environment gets its own from it.
+
+    Returns:
+        The carry and the environment states after the window, and the transitions, leaves
+        `(unroll_length, batch, …)`.
+    """
+    n_envs = jnp.shape(env_state.done)[0]
+    keys = jax.random.split(rng_key_for_env_reset, (unroll_length, n_envs))
+
+    def step(live: StatefulModule, carry: Any, keys: Array) -> tuple[Any, Transition]:
+        return single_transition(env, live, carry, keys)
+
+    carry, rollout = scan_module(networks, step, (network_state, env_state), keys)
+    return (*carry, rollout)
+
+
+def tree_where(cond: Bool[Array, " batch"], on_true: PyTree, on_false: PyTree) -> Any:
+    """Select between two trees, environment by environment.
+
+    A leaf whose first axis is not `batch` long is shared by all environments and comes from
+    `on_false`. (`reset_finished` knows such leaves for certain; here only the shape can tell.)
+
+    Args:
+        cond: Where to take `on_true`.
+        on_true: A tree with leaves `(batch, …)`.
+        on_false: A tree of the same structure.
+    """
+
+    def select(new: Any, old: Any) -> Any:
+        if jnp.ndim(old) == 0 or jnp.shape(old)[0] != cond.shape[0]:
+            return old
+        return jnp.where(cond.reshape((-1,) + (1,) * (jnp.ndim(old) - 1)), new, old)
+
+    return jax.tree.map(select, on_true, on_false)

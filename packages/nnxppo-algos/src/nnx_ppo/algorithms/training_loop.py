@@ -1,0 +1,264 @@
+"""The training loop, shared by all algorithms.
+
+An algorithm is a function from training state to training state and metrics. The loop compiles
+it once as a plain `jax.jit` on flat arrays, and schedules evaluation, checkpoints and logging
+around it.
+"""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Key
+
+from nnx_ppo.algorithms._functional import merge_modules, split_modules
+from nnx_ppo.algorithms.config import EvalConfig, VideoConfig
+from nnx_ppo.algorithms.counters import as_int
+from nnx_ppo.algorithms.evaluation import report, run_episodes
+from nnx_ppo.algorithms.keys import PurposeKeys, at_step
+from nnx_ppo.core import RLEnv, StatefulModule
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """What distinguishes one algorithm from another.
+
+    Attributes:
+        iteration: `state -> (state, metrics)`, traced once.
+        network_field: Field of the state that holds the network that learns.
+        steps_per_iteration: Environment steps of one iteration.
+    """
+
+    iteration: Callable[[Any], tuple[Any, dict[str, Any]]]
+    network_field: str
+    steps_per_iteration: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When things happen; the intervals are in environment steps."""
+
+    total_steps: int
+    eval: EvalConfig
+    video: VideoConfig
+    checkpoint_every_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Callbacks:
+    """Functions of the caller, as `train_ppo` describes them."""
+
+    log_fn: Callable[[dict[str, Any], int], None] | None
+    video_fn: Callable[[Any], None] | None
+    checkpoint_fn: Callable[[Any, int], None] | None
+    stop_fn: Callable[[], bool] | None
+
+
+class Outcome(NamedTuple):
+    """What a run leaves behind; fields as in `TrainResult`."""
+
+    training_state: Any
+    final_metrics: dict[str, Any]
+    eval_history: list[dict[str, Any]]
+    total_steps: int
+    total_iterations: int
+
+
+def run_training(
+    algorithm: Algorithm,
+    state: Any,
+    schedule: Schedule,
+    callbacks: Callbacks,
+    *,
+    eval_env: RLEnv,
+    keys: PurposeKeys,
+    throughput: bool,
+) -> Outcome:
+    """Iterate until the total is reached.
+
+    Args:
+        algorithm: What to iterate.
+        state: The state to start from. Nothing it holds is deleted; the network in it is updated
+            in place.
+        schedule: When to evaluate, render and save.
+        callbacks: Whom to tell.
+        eval_env: The environment for evaluation and videos.
+        keys: The keys of the run.
+        throughput: Whether to report steps per second.
+    """
+    run = _CompiledRun(algorithm, state)
+    breaks = _Breaks(run, schedule, callbacks, eval_env, keys, throughput)
+    step = as_int(state.step_words)
+    iterations = 0
+    stopped = False
+    try:
+        metrics = breaks.take(step, previous=None)
+        while step < schedule.total_steps and not stopped:
+            start = time.perf_counter()
+            learned = run.iterate()
+            if throughput:
+                elapsed = time.perf_counter() - start
+                learned["throughput/train_sps"] = algorithm.steps_per_iteration / elapsed
+            previous, step = step, step + algorithm.steps_per_iteration
+            iterations += 1
+            stopped = callbacks.stop_fn is not None and callbacks.stop_fn()
+            last = stopped or step >= schedule.total_steps
+            metrics = {**metrics, **breaks.take(step, previous, learned, last=last)}
+    finally:
+        run.sync()
+    return Outcome(run.state(), metrics, breaks.history, step, iterations)
+
+
+class _CompiledRun:
+    """A training state as flat arrays, and the compiled iteration on them.
+
+    The network's arrays are kept by whoever holds the network, so they are not donated to the
+    next iteration; all others are copies of our own, and are.
+    """
+
+    def __init__(self, algorithm: Algorithm, state: Any) -> None:
+        self._kind = type(state)
+        self._field = algorithm.network_field
+        self.networks: StatefulModule = getattr(state, self._field)
+        self._blueprint, data = split_modules(state)
+        self._network = data.pop(self._field)
+        leaves, self._tree = jax.tree.flatten(data)
+        self._leaves = [leaf.copy() for leaf in leaves]
+
+        def iteration(network: Any, leaves: list[Array]) -> tuple[Any, list[Array], Any]:
+            state, metrics = algorithm.iteration(self._merged(network, leaves))
+            _, data = split_modules(state)
+            network = data.pop(self._field)
+            leaves, tree = jax.tree.flatten(data)
+            if tree != self._tree:
+                raise ValueError(f"an iteration changed the state's tree: {self._tree} to {tree}")
+            return network, leaves, metrics
+
+        self._iteration = jax.jit(iteration, donate_argnums=1)
+
+    def iterate(self) -> dict[str, Any]:
+        """Run one iteration; return its metrics as Python floats."""
+        self._network, self._leaves, metrics = self._iteration(self._network, self._leaves)
+        return _as_floats(metrics)
+
+    def network_data(self) -> Any:
+        """Return the network's variables, to be given to `network_of` in a transform."""
+        return self._network
+
+    def network_of(self, network: Any) -> StatefulModule:
+        """Return a live network with the given variables."""
+        return nnx.merge(self._blueprint.modules[self._field], network, copy=True)
+
+    def sync(self) -> None:
+        """Bring the caller's network up to date."""
+        nnx.update(self.networks, self._network)
+
+    def state(self) -> Any:
+        """Return the training state, its network the caller's own, the rest copied."""
+        self.sync()
+        leaves = [leaf.copy() for leaf in self._leaves]
+        return self._merged(self._network, leaves).replace(**{self._field: self.networks})
+
+    def _merged(self, network: Any, leaves: list[Array]) -> Any:
+        data = {**jax.tree.unflatten(self._tree, leaves), self._field: network}
+        return merge_modules(self._kind, self._blueprint, data)
+
+
+class _Breaks:
+    """What happens between iterations, and must not influence them."""
+
+    def __init__(  # noqa: PLR0917  (called once, above)
+        self,
+        run: _CompiledRun,
+        schedule: Schedule,
+        callbacks: Callbacks,
+        env: RLEnv,
+        keys: PurposeKeys,
+        throughput: bool,
+    ) -> None:
+        self.history: list[dict[str, Any]] = []
+        self._run = run
+        self._schedule = schedule
+        self._callbacks = callbacks
+        self._env = env
+        self._keys = keys
+        self._throughput = throughput
+        self._episodes = jax.jit(self._run_episodes)
+
+    def take(
+        self,
+        step: int,
+        previous: int | None,
+        learned: dict[str, Any] | None = None,
+        *,
+        last: bool = False,
+    ) -> dict[str, Any]:
+        """Do what is due at a step: evaluate, log, save.
+
+        Args:
+            step: Environment steps so far.
+            previous: Steps at the last call; None at the start, where everything is due.
+            learned: Metrics of the iteration that led here.
+            last: Whether training ends here, where everything is due as well.
+
+        Returns:
+            The metrics that were logged.
+        """
+
+        def due(every: int) -> bool:
+            return last or previous is None or step // every > previous // every
+
+        schedule, callbacks = self._schedule, self._callbacks
+        metrics = {**(learned or {}), "total_steps": step}
+        if schedule.eval.enabled and due(schedule.eval.every_steps):
+            metrics.update(self._evaluate(step))
+        if callbacks.log_fn is not None:
+            self._run.sync()
+            _forgiving(callbacks.log_fn, metrics, step)
+        if callbacks.checkpoint_fn is not None and due(schedule.checkpoint_every_steps):
+            callbacks.checkpoint_fn(self._run.state(), step)
+        return metrics
+
+    def _evaluate(self, step: int) -> dict[str, Any]:
+        """Evaluate the network as it is, and add to the history."""
+        start = time.perf_counter()
+        found, steps = self._episodes(
+            self._run.network_data(), at_step(self._keys.evaluation, step)
+        )
+        metrics = _as_floats(found)
+        self.history.append({"step": step, **metrics})
+        if self._throughput:
+            metrics["throughput/eval_sps"] = int(steps) / (time.perf_counter() - start)
+        return metrics
+
+    def _run_episodes(self, network: Any, key: Key[Array, ""]) -> tuple[dict[str, Any], Array]:
+        """Traced: return the metrics of an evaluation and the environment steps it took."""
+        config = self._schedule.eval
+        live = self._run.network_of(network)
+        live.eval()
+        episodes = run_episodes(
+            self._env, live, config.n_envs, config.max_episode_length, key, config.logging_level
+        )
+        return report(episodes, config.logging_percentiles), episodes.lifespan.sum()
+
+
+def _forgiving(callback: Callable[..., None], *args: Any) -> None:
+    """Call a callback whose failure must not cost the run."""
+    try:
+        callback(*args)
+    except Exception as error:
+        name = getattr(callback, "__qualname__", repr(callback))
+        warnings.warn(
+            f"{name} raised {type(error).__name__}: {error}. Training goes on without it.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _as_floats(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Fetch scalars from the device, all at once."""
+    return {name: float(value) for name, value in jax.device_get(metrics).items()}
