@@ -41,7 +41,7 @@ def check_network(env: RLEnv, networks: StatefulModule, combine_advantages: bool
     _check_same_state(first, stepped)
     rewards = match_rewards(stepped.reward, output.value_estimates)
     jax.eval_shape(
-        lambda *heads: advantages_per_action(*heads, combine_advantages),
+        lambda advantages, actions: advantages_per_action(advantages, actions, combine_advantages),
         rewards,
         output.loglikelihoods,
     )

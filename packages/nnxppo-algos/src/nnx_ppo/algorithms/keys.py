@@ -24,9 +24,15 @@ class PurposeKeys(NamedTuple):
     video: Key[Array, ""]
 
 
+# Networks are often made with `nnx.Rngs(seed)` of the same seed, whose streams fold small counts
+# into `jax.random.key(seed)`; those folds can equal splits of that key. This one is far from them.
+_TRAINING = 0x70706F00
+
+
 def purpose_keys(seed: int) -> PurposeKeys:
     """Return the keys of a run."""
-    return PurposeKeys(*jax.random.split(jax.random.key(seed), len(PurposeKeys._fields)))
+    root = jax.random.fold_in(jax.random.key(seed), _TRAINING)
+    return PurposeKeys(*jax.random.split(root, len(PurposeKeys._fields)))
 
 
 def at_step(key: Key[Array, ""], step: int) -> Key[Array, ""]:

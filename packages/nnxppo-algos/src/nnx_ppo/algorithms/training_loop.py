@@ -7,7 +7,6 @@ around it.
 
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Key
 
+from nnx_ppo.algorithms._forgiving import call_forgivingly
 from nnx_ppo.algorithms._functional import merge_modules, split_modules
 from nnx_ppo.algorithms.config import EvalConfig, VideoConfig
 from nnx_ppo.algorithms.counters import as_int
@@ -218,7 +218,7 @@ class _Breaks:
             metrics.update(self._evaluate(step))
         if callbacks.log_fn is not None:
             self._run.sync()
-            _forgiving(callbacks.log_fn, metrics, step)
+            call_forgivingly(callbacks.log_fn, metrics, step)
         if callbacks.checkpoint_fn is not None and due(schedule.checkpoint_every_steps):
             callbacks.checkpoint_fn(self._run.state(), step)
         return metrics
@@ -244,19 +244,6 @@ class _Breaks:
             self._env, live, config.n_envs, config.max_episode_length, key, config.logging_level
         )
         return report(episodes, config.logging_percentiles), episodes.lifespan.sum()
-
-
-def _forgiving(callback: Callable[..., None], *args: Any) -> None:
-    """Call a callback whose failure must not cost the run."""
-    try:
-        callback(*args)
-    except Exception as error:
-        name = getattr(callback, "__qualname__", repr(callback))
-        warnings.warn(
-            f"{name} raised {type(error).__name__}: {error}. Training goes on without it.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
 
 def _as_floats(metrics: dict[str, Any]) -> dict[str, Any]:

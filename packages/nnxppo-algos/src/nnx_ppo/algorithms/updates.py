@@ -76,7 +76,7 @@ def learn(
         live_optimizer = nnx.merge(opt_def, opt_variables, copy=True)
         live_optimizer.update(live, gradient)
         carry = (nnx.state(live, nnx.Param), variables, nnx.state(live_optimizer))
-        return carry, {**metrics, "grad_norm": optax.global_norm(gradient)}
+        return carry, {**metrics, "grad_norm": optax.tree.norm(gradient)}
 
     n_envs = jax.tree.leaves(rollout)[0].shape[1]
     rows = jax.vmap(lambda k: jax.random.permutation(k, n_envs))(jax.random.split(key, n_epochs))

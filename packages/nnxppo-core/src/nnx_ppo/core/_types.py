@@ -1,13 +1,16 @@
 """The vocabulary of the contract: what modules return."""
 
 import dataclasses
-from typing import Any, Self, TypeAlias, dataclass_transform
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 from jaxtyping import Array, Float, PyTree
 
 ModuleState: TypeAlias = Any
 """Carry of a module: any pytree whose leaves have a leading batch axis."""
+
+# Not `Self`: the run-time checks of our tests decorate methods, where it has no meaning.
+_Dataclass = TypeVar("_Dataclass", bound="JaxDataclass")
 
 ACTIVATION_KEY = "__activation__"
 """Reserved key under which a recorded activation travels in a module's metrics."""
@@ -35,7 +38,7 @@ class JaxDataclass:
         dataclasses.dataclass(frozen=True, eq=False)(cls)
         _register(cls)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self: _Dataclass, **changes: Any) -> _Dataclass:
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 

@@ -101,8 +101,10 @@ class EpisodeWrapper(Wrapper):
         """Step the wrapped environment; end the episode at the time limit."""
         age = state.info["step_counter"] + 1
         no_flag = jnp.zeros_like(state.info["truncated"])
-        # Cleared first, so that the flag found afterwards is the environment's own.
-        state = self.env.step(_replace(state, info={**state.info, "truncated": no_flag}), action)
+        # Cleared first, so that the flag found afterwards is the environment's own. New dicts,
+        # since Playground's environments write into those they are given.
+        info = {**state.info, "truncated": no_flag}
+        state = self.env.step(_replace(state, info=info, metrics=dict(state.metrics)), action)
         flag = time_limit_flag(state)
         time_up = (age >= self.max_len) & ~jnp.asarray(state.done).astype(bool) & ~flag
         info = {

@@ -111,7 +111,7 @@ class TwoHands:
     """Two action heads, two reward heads, nested observations.
 
     The observation is `{"left": {"target": (1,)}, "right": {"target": (2,), "noise": (1,)}}`, the
-    actions `{"left": (1,), "right": (2,)}`, and each hand's reward 1 − |action − target|². The
+    actions `{"left": (1,), "right": (2,)}`, and each hand's reward 1 − ‖action − target‖². The
     best return is `length` for each hand.
 
     Args:

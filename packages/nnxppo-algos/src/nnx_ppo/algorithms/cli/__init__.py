@@ -1,0 +1,5 @@
+"""The command `nnxppo`."""
+
+from nnx_ppo.algorithms.cli.main import main
+
+__all__ = ["main"]

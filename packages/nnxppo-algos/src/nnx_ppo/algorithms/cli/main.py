@@ -1,0 +1,133 @@
+"""Entry point of the command `nnxppo`."""
+
+import ast
+import contextlib
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import tyro
+from flax import nnx
+from rich.console import Console
+
+from nnx_ppo.algorithms._forgiving import call_forgivingly
+from nnx_ppo.algorithms.cli.progress import ProgressDisplay, evaluation_text
+from nnx_ppo.algorithms.cli.run_config import RunConfig, make_network, preset_run, to_plain
+from nnx_ppo.algorithms.cli.run_folder import RunFolder, default_path
+from nnx_ppo.algorithms.discovery import environment_providers, find_environment, logger_factory
+from nnx_ppo.algorithms.ppo import train_ppo
+from nnx_ppo.core import Logger
+
+
+@dataclasses.dataclass(frozen=True)
+class ListEnvironments:
+    """List the environments that are installed."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        args: The arguments; those of the process if None.
+
+    Returns:
+        The exit code: 0, or 2 where the input is at fault.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    console = Console()
+    try:
+        command = _parse(args)
+        if isinstance(command, ListEnvironments):
+            _list_environments(console)
+        else:
+            _train(command, console)
+    except (ValueError, TypeError, FileNotFoundError, FileExistsError) as error:
+        Console(stderr=True).print(f"nnxppo: {error}", style="red", markup=False, highlight=False)
+        return 2
+    return 0
+
+
+def _parse(args: list[str]) -> RunConfig | ListEnvironments:
+    """Parse the arguments; the environment's preset gives the defaults."""
+    env = args[1] if args[:1] == ["train"] and len(args) > 1 else "-"
+    default = tyro.MISSING if env.startswith("-") else preset_run(env)
+    commands = tyro.extras.subcommand_type_from_defaults(
+        {"train": RunConfig(tyro.MISSING), "envs": ListEnvironments()}
+        if default is tyro.MISSING
+        else {"train": default, "envs": ListEnvironments()},
+        prefix_names=False,
+    )
+    return tyro.cli(commands, args=args, prog="nnxppo", description=__doc__)
+
+
+def _list_environments(console: Console) -> None:
+    """Print the names of all environments, by provider."""
+    for provider, environments in environment_providers().items():
+        for name in environments.names():
+            console.print(f"{provider:12} {name}", highlight=False)
+
+
+def _train(config: RunConfig, console: Console) -> None:
+    """Train, showing progress and keeping a record."""
+    overrides = {name: _literal(value) for name, value in config.overrides.items()}
+    env = find_environment(config.env).load(config.env, **overrides)
+    networks = make_network(env, config.network, nnx.Rngs(config.train.seed))
+    plain = to_plain(config)
+    folder = RunFolder(Path(config.out) if config.out else default_path(config.env), plain)
+    display = ProgressDisplay(config.env, config.train.ppo.total_steps, console)
+    loggers: list[Logger] = [folder, display]
+    loggers += [logger_factory(name)(str(folder.path), plain) for name in config.loggers]
+
+    def log(metrics: dict[str, Any], step: int) -> None:
+        for logger in loggers:
+            call_forgivingly(logger.log, metrics, step)
+
+    start = time.perf_counter()
+    try:
+        with display, _stop_on_interrupt(display.say) as stop_fn:
+            result = train_ppo(env, networks, config.train, log_fn=log, stop_fn=stop_fn)
+    finally:
+        for logger in loggers:
+            call_forgivingly(logger.close)
+    minutes, seconds = divmod(round(time.perf_counter() - start), 60)
+    evaluation = evaluation_text(result.final_metrics) or "not evaluated"
+    console.print(f"run folder: {folder.path}", highlight=False)
+    console.print(
+        f"{config.env}: final evaluation {evaluation} after {result.total_steps:,} steps, "
+        f"{minutes} min {seconds:02d} s",
+        highlight=False,
+    )
+
+
+@contextlib.contextmanager
+def _stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a request to stop after the iteration under way.
+
+    A second one interrupts at once.
+    """
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, before)
+        say("stopping after this iteration; press Ctrl-C again to stop at once")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _literal(text: str) -> Any:
+    """Read a Python literal; anything else is a string."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,152 @@
+"""What a run of the command consists of: an environment, a network, a training."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import jax
+import tyro
+from flax import nnx
+
+from nnx_ppo.algorithms._validation import check_fields, frozen_config, integer, number
+from nnx_ppo.algorithms.config import TrainConfig
+from nnx_ppo.algorithms.discovery import find_environment
+from nnx_ppo.core import RLEnv, StatefulModule
+from nnx_ppo.networks.factories import make_lstm_actor_critic, make_mlp_actor_critic
+
+_ACTIVATIONS = {"swish": nnx.swish, "relu": nnx.relu, "tanh": nnx.tanh, "elu": nnx.elu}
+
+
+@frozen_config
+class NetworkConfig:
+    """The network that the command builds.
+
+    Attributes:
+        kind: A perceptron, or one with an LSTM behind it.
+        actor_hidden: Widths of the actor's dense layers.
+        critic_hidden: Widths of the critic's dense layers.
+        lstm_features: Units of each LSTM.
+        activation: Activation of the dense layers.
+        entropy_weight: Weight of the entropy bonus.
+        min_std: Smallest standard deviation of an action.
+        normalize_obs: Whether to normalise observations.
+    """
+
+    kind: Literal["mlp", "lstm"] = "mlp"
+    actor_hidden: tuple[int, ...] = (64, 64)
+    critic_hidden: tuple[int, ...] = (128, 128)
+    lstm_features: int = 64
+    activation: Literal["swish", "relu", "tanh", "elu"] = "swish"
+    entropy_weight: float = 1e-2
+    min_std: float = 0.1
+    normalize_obs: bool = True
+
+    def __post_init__(self) -> None:
+        rules = {
+            "lstm_features": integer(1),
+            "entropy_weight": number(0.0),
+            "min_std": number(0.0),
+        }
+        check_fields(self, rules)
+
+
+@frozen_config
+class RunConfig:
+    """Train a policy.
+
+    Attributes:
+        env: Name of the environment; `nnxppo envs` lists them. Settings that are known to train
+            it become the defaults of all options.
+        overrides: Settings of the environment, as pairs of name and value.
+        network: The network.
+        train: The training.
+        loggers: Loggers to report to beside the run folder, such as wandb.
+        out: The run folder; runs/ENV-DATE-TIME if not given.
+    """
+
+    env: tyro.conf.Positional[str]
+    overrides: dict[str, str] = dataclasses.field(default_factory=dict)
+    network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
+    train: Annotated[TrainConfig, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=TrainConfig
+    )
+    loggers: tuple[str, ...] = ()
+    out: str | None = None
+
+
+def preset_run(env: str) -> RunConfig:
+    """Return the run that is known to train an environment, or the defaults.
+
+    Raises:
+        ValueError: There is no such environment, or its preset names an unknown field.
+    """
+    return apply_settings(RunConfig(env), find_environment(env).preset(env))
+
+
+def apply_settings(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Return a copy of nested dataclasses with some fields replaced by plain data.
+
+    Args:
+        config: A dataclass.
+        settings: New values by field; a mapping for a field that is a dataclass itself.
+
+    Raises:
+        ValueError: There is no such field; names those there are.
+    """
+    names = [field.name for field in dataclasses.fields(config)]
+    changes = {}
+    for name, value in settings.items():
+        if name not in names:
+            kind = type(config).__name__
+            raise ValueError(f"{kind} has no field {name!r}; it has {', '.join(names)}.")
+        current = getattr(config, name)
+        nested = dataclasses.is_dataclass(current) and isinstance(value, Mapping)
+        changes[name] = apply_settings(current, value) if nested else value
+    return dataclasses.replace(config, **changes)
+
+
+def to_plain(value: Any) -> Any:
+    """Return nested dataclasses as what JSON can hold; flags become the names of their members."""
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, enum.Flag):
+        return [member.name for member in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [to_plain(entry) for entry in value]
+    return value
+
+
+def make_network(env: RLEnv, config: NetworkConfig, rngs: nnx.Rngs) -> StatefulModule:
+    """Build the network for an environment.
+
+    Raises:
+        ValueError: The environment does not say how large its action is, or has several.
+    """
+    action_size = getattr(env, "action_size", None)
+    if not isinstance(action_size, int):
+        raise ValueError(
+            f"The command builds networks for environments with one action array, whose size "
+            f"env.action_size gives as an int; got {action_size!r}. For others build the network "
+            "in Python and call train_ppo."
+        )
+    obs = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0))).obs
+    make = make_mlp_actor_critic
+    options: dict[str, Any] = {}
+    if config.kind == "lstm":
+        make, options = make_lstm_actor_critic, {"lstm_features": config.lstm_features}
+    return make(
+        jax.tree.map(lambda leaf: leaf.shape, obs),
+        action_size,
+        config.actor_hidden,
+        config.critic_hidden,
+        rngs,
+        activation=_ACTIVATIONS[config.activation],
+        normalize_obs=config.normalize_obs,
+        entropy_weight=config.entropy_weight,
+        min_std=config.min_std,
+        **options,
+    )

@@ -1,0 +1,177 @@
+"""Advantages, surrogate and value loss, computed by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nnx_ppo.algorithms.losses import clipped_surrogate, gae, normalized, outside_clip, value_loss
+
+GAMMA, LAMBDA = 0.9, 0.95
+REWARDS = [1.0, 1.0, 1.0, 5.0]
+
+
+def column(values, dtype=jnp.float32):
+    return jnp.asarray(values, dtype)[:, None]
+
+
+def advantages(done=(0, 0, 0, 0), truncated=(0, 0, 0, 0), stored=None):
+    """GAE with V = 10 throughout and at the bootstrap, γ = 0.9, λ = 0.95."""
+    result = gae(
+        column(REWARDS),
+        column([10.0] * 4),
+        jnp.asarray([10.0]),
+        column(done, bool),
+        column(truncated, bool),
+        LAMBDA,
+        GAMMA,
+        None if stored is None else column(stored),
+    )
+    return np.asarray(result)[:, 0]
+
+
+# δ₃ = 5 + 0.9·10 − 10 = 4 and δ₂ = 1 + 9 − 10 = 0, so A₃ = 4, A₂ = 0 + 0.855·4 = 3.42 (γλ = 0.855).
+# What follows depends on how the episode ends at t = 1:
+# - truncated, true last observation worth 20: δ₁ = 1 + 0.9·20 − 10 = 9, A₁ = 9,
+#   A₀ = 0 + 0.855·9 = 7.695
+# - terminated: δ₁ = 1 − 10 = −9, A₁ = −9, A₀ = 0.855·(−9) = −7.695
+# - truncated with nothing stored: A₁ = 0, A₀ = 0
+# - not at all: A₁ = 0.855·3.42 = 2.9241, A₀ = 0.855·2.9241 = 2.5001055
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ({"truncated": (0, 1, 0, 0), "stored": (0, 20, 0, 0)}, [7.695, 9.0, 3.42, 4.0]),
+        (
+            {"done": (0, 1, 0, 0), "truncated": (0, 1, 0, 0), "stored": (0, 20, 0, 0)},
+            [7.695, 9.0, 3.42, 4.0],
+        ),
+        ({"done": (0, 1, 0, 0)}, [-7.695, -9.0, 3.42, 4.0]),
+        ({"done": (0, 1, 0, 0), "stored": (0, 20, 0, 0)}, [-7.695, -9.0, 3.42, 4.0]),
+        ({"truncated": (0, 1, 0, 0)}, [0.0, 0.0, 3.42, 4.0]),
+        ({}, [2.5001055, 2.9241, 3.42, 4.0]),
+        # At the last step: terminated δ₃ = 5 − 10 = −5; truncated δ₃ = 5 + 0.9·30 − 10 = 22.
+        # A₂ = 0.855·A₃, A₁ = 0.855·A₂, A₀ = 0.855·A₁.
+        ({"done": (0, 0, 0, 1)}, [-3.125131875, -3.655125, -4.275, -5.0]),
+        (
+            {"truncated": (0, 0, 0, 1), "stored": (0, 0, 0, 30)},
+            [13.75058025, 16.08255, 18.81, 22.0],
+        ),
+        # Two one-step episodes: δ₀ = δ₁ = 1 − 10 = −9, each alone.
+        ({"done": (1, 1, 0, 0)}, [-9.0, -9.0, 3.42, 4.0]),
+    ],
+)
+def test_gae(ends, expected):
+    np.testing.assert_allclose(advantages(**ends), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, bool])
+def test_gae_takes_flags_of_any_dtype(dtype):
+    flags = column([0, 1, 0, 0], dtype)
+    none = jnp.zeros_like(flags)
+    values = column([10.0] * 4)
+    last = jnp.asarray([10.0])
+    result = gae(column(REWARDS), values, last, flags, none, LAMBDA, GAMMA)
+    np.testing.assert_allclose(result[:, 0], [-7.695, -9.0, 3.42, 4.0], rtol=1e-6)
+
+
+def test_gae_of_several_heads_shares_a_flat_done():
+    # The head "b" has twice the rewards and values of "a", so twice its advantages.
+    def head(scale):
+        return column(REWARDS) * scale, column([10.0] * 4) * scale, jnp.asarray([10.0]) * scale
+
+    heads = {"a": head(1.0), "b": head(2.0)}
+    rewards, values, last = ({k: v[i] for k, v in heads.items()} for i in range(3))
+    done = column([0, 1, 0, 0], bool)
+    result = gae(rewards, values, last, done, jnp.zeros_like(done), LAMBDA, GAMMA)
+    np.testing.assert_allclose(result["a"][:, 0], [-7.695, -9.0, 3.42, 4.0], rtol=1e-6)
+    np.testing.assert_allclose(result["b"], 2.0 * result["a"], rtol=1e-6)
+
+
+def test_gae_with_a_done_for_each_head():
+    rewards = {"a": column(REWARDS), "b": column(REWARDS)}
+    values = {"a": column([10.0] * 4), "b": column([10.0] * 4)}
+    last = {"a": jnp.asarray([10.0]), "b": jnp.asarray([10.0])}
+    done = {"a": column([0, 1, 0, 0], bool), "b": column([0, 0, 0, 0], bool)}
+    none = column([0, 0, 0, 0], bool)
+    result = gae(rewards, values, last, done, none, LAMBDA, GAMMA)
+    np.testing.assert_allclose(result["a"][:, 0], [-7.695, -9.0, 3.42, 4.0], rtol=1e-6)
+    np.testing.assert_allclose(result["b"][:, 0], [2.5001055, 2.9241, 3.42, 4.0], rtol=1e-6)
+
+
+def test_gae_names_the_tree_that_does_not_fit():
+    rewards = {"a": column(REWARDS)}
+    values = {"b": column([10.0] * 4)}
+    flags = column([0, 0, 0, 0], bool)
+    with pytest.raises(ValueError, match="values_excl_last must be a tree like rewards"):
+        gae(rewards, values, {"a": jnp.zeros(1)}, flags, flags, LAMBDA, GAMMA)
+
+
+def test_gae_never_reads_past_an_end():
+    """A NaN beyond an end, or stored where nothing was cut, stays where it is."""
+    stored = column([jnp.nan, 20.0, jnp.nan, jnp.nan])
+    values = column([10.0, 10.0, 10.0, 10.0])
+    done = column([0, 0, 0, 1], bool)
+    truncated = column([0, 1, 0, 0], bool)
+    result = gae(
+        column(REWARDS), values, jnp.asarray([jnp.nan]), done, truncated, LAMBDA, GAMMA, stored
+    )
+    # A₃ = 5 − 10 = −5, A₂ = 0.855·(−5) = −4.275; the episode before as in the anchor.
+    np.testing.assert_allclose(result[:, 0], [7.695, 9.0, -4.275, -5.0], rtol=1e-6)
+
+
+def test_lambda_1_is_the_discounted_return():
+    # V = 0: A₀ = 1 + 0.9·(1 + 0.9·(1 + 0.9·5)) = 6.355 with the episode ended at the last step.
+    zeros = column([0.0] * 4)
+    done = column([0, 0, 0, 1], bool)
+    result = gae(column(REWARDS), zeros, jnp.zeros(1), done, jnp.zeros_like(done), 1.0, GAMMA)
+    np.testing.assert_allclose(result[0, 0], 6.355, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [
+        # min(1.5·2, 1.2·2) = 2.4: gains beyond the clip range do not count.
+        (1.5, 2.0, -2.4),
+        # min(1.5·−2, 1.2·−2) = −3: losses do.
+        (1.5, -2.0, 3.0),
+        # min(0.5·2, 0.8·2) = 1
+        (0.5, 2.0, -1.0),
+        # min(0.5·−2, 0.8·−2) = −1.6
+        (0.5, -2.0, 1.6),
+        (1.1, 3.0, -3.3),
+    ],
+)
+def test_clipped_surrogate(ratio, advantage, expected):
+    loss = clipped_surrogate(jnp.full((1, 1), ratio), jnp.full((1, 1), advantage), 0.2)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+def test_surrogate_is_a_mean_over_time_and_batch():
+    ratio = jnp.asarray([[1.5, 1.5], [0.5, 0.5]])
+    advantage = jnp.asarray([[2.0, -2.0], [2.0, -2.0]])
+    # (−2.4 + 3 − 1 + 1.6) / 4 = 0.3
+    np.testing.assert_allclose(clipped_surrogate(ratio, advantage, 0.2), 0.3, rtol=1e-6)
+
+
+def test_surrogate_has_no_gradient_beyond_the_clip_range():
+    def loss(ratio):
+        return clipped_surrogate(jnp.full((1, 1), ratio), jnp.full((1, 1), 2.0), 0.2)
+
+    assert jax.grad(loss)(1.5) == 0.0
+    np.testing.assert_allclose(jax.grad(loss)(1.1), -2.0)
+
+
+def test_value_loss():
+    # ½·((1−3)² + (2−2)²)/2 = 1
+    loss = value_loss(jnp.asarray([[1.0, 2.0]]), jnp.asarray([[3.0, 2.0]]))
+    np.testing.assert_allclose(loss, 1.0)
+
+
+def test_normalized_uses_the_population_std():
+    # Mean 2, population variance (1 + 1)/2 = 1.
+    np.testing.assert_allclose(normalized(jnp.asarray([[1.0, 3.0]])), [[-1.0, 1.0]], rtol=1e-6)
+
+
+def test_outside_clip():
+    inside = outside_clip(jnp.asarray([[0.79, 0.81, 1.19, 1.21]]), 0.2)
+    np.testing.assert_array_equal(inside, [[True, False, False, True]])
