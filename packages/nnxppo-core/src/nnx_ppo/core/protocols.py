@@ -57,18 +57,18 @@ class RLEnv(Protocol):
         ...
 
 
-@runtime_checkable
-class RenderableEnv(RLEnv, Protocol):
-    """An environment that can draw its states."""
+# The next two are not checkable at run time: wrappers forward attributes by `__getattr__`, and
+# since Python 3.12 `isinstance` does not see those. Ask with `getattr(env, "render", None)`.
+class RenderableEnv(Protocol):
+    """What an `RLEnv` that can draw its states has besides."""
 
     def render(self, trajectory: Sequence[Any], **kwargs: Any) -> Sequence[Any]:
         """Return one `(height, width, 3)` uint8 image per state."""
         ...
 
 
-@runtime_checkable
-class StaggeredEnv(RLEnv, Protocol):
-    """An environment whose very first episodes can be given different ages.
+class StaggeredEnv(Protocol):
+    """What an `RLEnv` has besides whose very first episodes can be given different ages.
 
     Without this, environments that end by time limit all end at the same step, for ever.
     """

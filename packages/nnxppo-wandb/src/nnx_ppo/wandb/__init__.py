@@ -1,1 +1,5 @@
-"""Placeholder."""
+"""Weights & Biases logging for nnxppo."""
+
+from nnx_ppo.wandb.logger import WandbLogger
+
+__all__ = ["WandbLogger"]

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of algorithms."""
+"""Fixtures for all tests of the contract."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_rank_promotion() -> Iterator[None]:
-    """Refuse operations that broadcast arrays of different rank by accident."""
+    """Broadcasting must be spelled out."""
     with jax.numpy_rank_promotion("raise"):
         yield
