@@ -1,5 +1,7 @@
 """Modules and environments that several tests of algorithms share."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -14,7 +16,7 @@ from nnx_ppo.networks.recurrent import LSTM
 from nnx_ppo.networks.sampling_layers import NormalTanhSampler
 
 
-def mlp_network(obs_size=1, action_size=1, seed=0, normalize=True):
+def mlp_network(obs_size=1, action_size=1, seed=0, normalize=True) -> Any:
     """A small perceptron."""
     rngs = nnx.Rngs(seed)
     sampler = NormalTanhSampler(rngs, entropy_weight=1e-2)
@@ -24,7 +26,7 @@ def mlp_network(obs_size=1, action_size=1, seed=0, normalize=True):
     return Sequential([Normalizer(obs_size), adapter] if normalize else [adapter])
 
 
-def lstm_network(obs_size=1, action_size=1, seed=0):
+def lstm_network(obs_size=1, action_size=1, seed=0) -> Any:
     """A small network whose actor and critic share an LSTM."""
     rngs = nnx.Rngs(seed)
     sampler = NormalTanhSampler(rngs, entropy_weight=1e-2)

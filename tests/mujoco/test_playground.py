@@ -48,8 +48,8 @@ def heavy(cartpole: Any) -> types.ModuleType:
     return importlib.import_module("nnx_ppo.mujoco._playground")
 
 
-def leaf_types(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+def leaf_types(tree: Any) -> list[Any]:
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
 # The fastest to compile; CheetahRun takes a minute.

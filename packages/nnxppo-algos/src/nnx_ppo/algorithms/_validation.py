@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, NoReturn, TypeVar, dataclass_transform, no_type_check
 
 from jax.core import Tracer
 
@@ -98,7 +98,8 @@ def check_minibatches(config: Any) -> None:
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def frozen_config(cls: Class) -> Class:
     """Make a frozen dataclass whose assignment error shows how to make a changed copy."""
-    cls = dataclasses.dataclass(frozen=True)(cls)
+    # Wrong types get our own message, and traced values are let in: checkers stay out.
+    cls = no_type_check(dataclasses.dataclass(frozen=True)(cls))
 
     def refuse(self: Any, name: str, value: Any) -> NoReturn:
         raise dataclasses.FrozenInstanceError(

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import PyTree
 
+from nnx_ppo.algorithms.config import VideoConfig
 from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards
 from nnx_ppo.core import PPONetworkOutput, RLEnv, StatefulModule, check_same_carry, reset_where
+from nnx_ppo.networks.sampling_layers import ActionSampler
 
 _BATCH = 3
 
@@ -141,3 +143,31 @@ def _check_same_state(first: Any, stepped: Any) -> None:
 def _shapes(tree: PyTree) -> Any:
     """Return a tree of shapes for messages."""
     return jax.tree.map(lambda leaf: tuple(leaf.shape), tree)
+
+
+def check_no_video(video: VideoConfig) -> None:
+    """Raise if videos are asked for, which this version cannot make.
+
+    Raises:
+        ValueError: They are.
+    """
+    if video.enabled:
+        raise ValueError(
+            "config.video.enabled=True: this version does not render during training; set "
+            "enabled=False, and render from the trained network with env.render."
+        )
+
+
+def check_training_mode(networks: StatefulModule) -> None:
+    """Raise if a network was left in evaluation mode, where its policy explores nothing.
+
+    Raises:
+        ValueError: All of its action samplers are deterministic.
+    """
+    nodes = [node for _, node in nnx.iter_modules(networks)]
+    samplers = [node for node in nodes if isinstance(node, ActionSampler)]
+    if samplers and all(sampler.deterministic for sampler in samplers):
+        raise ValueError(
+            "networks is in evaluation mode: its samplers are deterministic, so there is nothing "
+            "to learn from. Call networks.train() before training."
+        )

@@ -147,10 +147,10 @@ class EvalConfig:
 
 @frozen_config
 class VideoConfig:
-    """How episodes are rendered during training.
+    """How episodes are to be rendered during training. `train_ppo` refuses this for now.
 
     Attributes:
-        enabled: Whether to render; needs a `video_fn`.
+        enabled: Whether to render.
         every_steps: Environment steps between videos.
         episode_length: Steps of a video.
         render_kwargs: Arguments for the environment's `render`.

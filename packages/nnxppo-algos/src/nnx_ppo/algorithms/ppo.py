@@ -10,7 +10,12 @@ from flax import nnx
 from jaxtyping import Array, PyTree
 
 from nnx_ppo.algorithms._functional import clone_keys, query_values
-from nnx_ppo.algorithms.checks import check_network, check_resumable
+from nnx_ppo.algorithms.checks import (
+    check_network,
+    check_no_video,
+    check_resumable,
+    check_training_mode,
+)
 from nnx_ppo.algorithms.config import PPOConfig, TrainConfig, TrainResult, VideoData
 from nnx_ppo.algorithms.counters import add_steps, as_float, step_words, words_of
 from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards, sum_heads
@@ -55,8 +60,8 @@ def train_ppo(
 ) -> TrainResult:
     """Train a network with PPO.
 
-    Evaluation, video and checkpoint also run once at the start and once at the end. None of
-    them, nor any logging level, changes what is learned.
+    Evaluation and checkpoint also run once at the start and once at the end. Neither of them, nor
+    any logging level, changes what is learned.
 
     Args:
         env: The environment, written for a single instance.
@@ -67,9 +72,10 @@ def train_ppo(
         seed: Replaces `config.seed`.
         log_fn: Called with the metrics and the step after each iteration. If it raises an
             `Exception`, that becomes a warning and training goes on.
-        video_fn: Called with each rendered episode, under the same rule.
+        video_fn: Reserved for rendered episodes; `config.video.enabled` is refused until there
+            are any.
         checkpoint_fn: Called with the training state and the step. What it raises ends training.
-        eval_env: Environment for evaluation and videos; `env` if None.
+        eval_env: Environment for evaluation; `env` if None.
         initial_state: A state to go on from. Its network's variables are copied to `networks`.
         stop_fn: Asked after each iteration whether to end early.
 
@@ -81,6 +87,8 @@ def train_ppo(
             configuration. Raised before anything compiles.
     """
     config = _resolved(config, total_steps, seed)
+    check_no_video(config.video)
+    check_training_mode(networks)
     check_network(env, networks, config.ppo.combine_advantages)
     if initial_state is None:
         state = _new_state(env, networks, config)
@@ -97,8 +105,8 @@ def train_ppo(
             steps_per_iteration=config.ppo.n_envs * config.ppo.rollout_length,
         ),
         state,
-        Schedule(config.ppo.total_steps, config.eval, config.video, config.checkpoint_every_steps),
-        Callbacks(log_fn, video_fn, checkpoint_fn, stop_fn),
+        Schedule(config.ppo.total_steps, config.eval, config.checkpoint_every_steps),
+        Callbacks(log_fn, checkpoint_fn, stop_fn),
         eval_env=env if eval_env is None else eval_env,
         keys=purpose_keys(config.seed),
         throughput=LoggingLevel.THROUGHPUT in config.ppo.logging_level,

@@ -16,7 +16,7 @@ from jaxtyping import Array, Key
 
 from nnx_ppo.algorithms._forgiving import call_forgivingly
 from nnx_ppo.algorithms._functional import merge_modules, split_modules
-from nnx_ppo.algorithms.config import EvalConfig, VideoConfig
+from nnx_ppo.algorithms.config import EvalConfig
 from nnx_ppo.algorithms.counters import as_int
 from nnx_ppo.algorithms.evaluation import report, run_episodes
 from nnx_ppo.algorithms.keys import PurposeKeys, at_step
@@ -44,7 +44,6 @@ class Schedule:
 
     total_steps: int
     eval: EvalConfig
-    video: VideoConfig
     checkpoint_every_steps: int
 
 
@@ -53,7 +52,6 @@ class Callbacks:
     """Functions of the caller, as `train_ppo` describes them."""
 
     log_fn: Callable[[dict[str, Any], int], None] | None
-    video_fn: Callable[[Any], None] | None
     checkpoint_fn: Callable[[Any, int], None] | None
     stop_fn: Callable[[], bool] | None
 
@@ -84,9 +82,9 @@ def run_training(
         algorithm: What to iterate.
         state: The state to start from. Nothing it holds is deleted; the network in it is updated
             in place.
-        schedule: When to evaluate, render and save.
+        schedule: When to evaluate and save.
         callbacks: Whom to tell.
-        eval_env: The environment for evaluation and videos.
+        eval_env: The environment for evaluation.
         keys: The keys of the run.
         throughput: Whether to report steps per second.
     """

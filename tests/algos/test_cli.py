@@ -1,0 +1,131 @@
+"""The command `nnxppo`, on analytic environments."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+
+from nnx_ppo.algorithms.cli import main
+from nnx_ppo.algorithms.cli.run_config import RunConfig, apply_settings, preset_run, to_plain
+from nnx_ppo.algorithms.discovery import find_environment, logger_factory
+
+SMALL = [
+    "--ppo.n-envs=8",
+    "--ppo.rollout-length=5",
+    "--ppo.n-epochs=1",
+    "--ppo.n-minibatches=1",
+    "--eval.n-envs=4",
+    "--eval.max-episode-length=10",
+    "--network.actor-hidden=8",
+    "--network.critic-hidden=8",
+]
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_train_leaves_a_run_folder_and_prints_the_result(tmp_path, capsys):
+    folder = tmp_path / "run"
+    arguments = ["train", "FollowTarget", "--ppo.total-steps=80", f"--out={folder}", *SMALL]
+    arguments += ["--overrides", "length", "3", "--seed=5"]
+    assert main(arguments) == 0
+    config = json.loads((folder / "config.json").read_text())
+    assert config["env"] == "FollowTarget" and config["train"]["seed"] == 5
+    assert config["train"]["ppo"]["logging_level"] == ["LOSSES"]
+    assert config["versions"]["nnxppo-core"]
+    steps = lines(folder)
+    assert [line["step"] for line in steps] == [0, 40, 80]
+    # Episodes of 3 steps: the override arrived.
+    assert steps[-1]["eval/lifespan/p50"] == 3.0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("FollowTarget: final evaluation return 2.")
+    assert "after 80 steps" in last
+
+    assert main(arguments) == 2
+    assert "holds a run already" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_lstm_by_name(tmp_path):
+    options = [f"--out={tmp_path}", "--ppo.total-steps=40", "--network.lstm-features=4"]
+    assert main(["train", "RememberCue", *options, *SMALL]) == 0
+    assert json.loads((tmp_path / "config.json").read_text())["network"]["kind"] == "lstm"
+
+
+def test_interrupting_keeps_the_results_so_far(tmp_path, capsys):
+    """Ctrl-C during training ends it after the iteration under way, with an evaluation."""
+    folder = tmp_path / "run"
+    done = threading.Event()
+
+    def interrupt_once_training_runs():
+        path = folder / "metrics.jsonl"
+        while not done.wait(0.01):
+            if path.exists() and path.read_text().count("\n") >= 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=interrupt_once_training_runs)
+    before = signal.getsignal(signal.SIGINT)
+    thread.start()
+    try:
+        options = [f"--out={folder}", "--ppo.total-steps=100000000", "--eval.every-steps=100000000"]
+        assert main(["train", "FollowTarget", *options, *SMALL]) == 0
+    finally:
+        done.set()
+        thread.join()
+    assert signal.getsignal(signal.SIGINT) is before
+    steps = lines(folder)
+    assert "eval/episode_reward/mean" in steps[-1] and steps[-1]["step"] < 100_000_000
+    out = capsys.readouterr().out
+    assert "stopping after this iteration" in out and "final evaluation return" in out
+
+
+def test_unknown_environments_suggest_near_ones(capsys):
+    assert main(["train", "FolowTraget"]) == 2
+    error = capsys.readouterr().err
+    assert "'FolowTraget'" in error and "Did you mean FollowTarget?" in error
+
+
+def test_a_bad_config_is_refused_before_training(tmp_path, capsys):
+    arguments = ["train", "FollowTarget", f"--out={tmp_path}/run", "--ppo.n-minibatches=3"]
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "n_envs=256 is not divisible by n_minibatches=3" in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_envs_lists_what_is_installed(capsys):
+    assert main(["envs"]) == 0
+    out = capsys.readouterr().out
+    assert "RememberCue" in out and "analytic" in out
+
+
+def test_several_action_heads_need_python(capsys, tmp_path):
+    assert main(["train", "TwoHands", f"--out={tmp_path}/run"]) == 2
+    assert "call train_ppo" in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_presets_become_defaults():
+    run = preset_run("RememberCue")
+    assert run.network.kind == "lstm" and run.train.ppo.rollout_length == 20
+    with pytest.raises(ValueError, match="has no field 'n_env'"):
+        apply_settings(RunConfig("x"), {"train": {"ppo": {"n_env": 3}}})
+
+
+def test_to_plain_survives_json():
+    plain = to_plain(preset_run("RememberCue"))
+    assert json.loads(json.dumps(plain)) == plain
+
+
+def test_a_missing_logger_names_the_extra():
+    with pytest.raises(ValueError, match=r"nnxppo-algos\[papyrus\]"):
+        logger_factory("papyrus")
+
+
+def test_find_environment_returns_its_provider():
+    assert "FollowTarget" in find_environment("FollowTarget").names()

@@ -1,0 +1,75 @@
+"""Configurations: every rule by name, before anything compiles."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from nnx_ppo.algorithms import (
+    DistillationConfig,
+    EvalConfig,
+    LoggingLevel,
+    PPOConfig,
+    TrainConfig,
+    VideoConfig,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (PPOConfig, dict(n_envs=0), r"n_envs=0 must be a whole number of at least 1"),
+        (PPOConfig, dict(n_envs=2.0), r"n_envs=2.0 must be a whole number"),
+        (PPOConfig, dict(n_envs=True), r"n_envs=True must be a whole number"),
+        (PPOConfig, dict(rollout_length=0), "rollout_length=0"),
+        (PPOConfig, dict(total_steps=-1), "total_steps=-1 must be a whole number of at least 0"),
+        (PPOConfig, dict(gae_lambda=1.5), "gae_lambda=1.5 must be a number from 0 up to 1"),
+        (PPOConfig, dict(discounting_factor=-0.1), "discounting_factor=-0.1"),
+        (PPOConfig, dict(discounting_factor=float("nan")), "discounting_factor=nan"),
+        (PPOConfig, dict(clip_range=0.0), "clip_range=0.0 must be a finite number above 0"),
+        (PPOConfig, dict(learning_rate=-1e-3), "learning_rate=-0.001"),
+        (PPOConfig, dict(learning_rate="1e-3"), "learning_rate='1e-3'"),
+        (PPOConfig, dict(n_epochs=0), "n_epochs=0"),
+        (PPOConfig, dict(critic_loss_weight=-1.0), "critic_loss_weight=-1.0"),
+        (PPOConfig, dict(gradient_clipping=0.0), "gradient_clipping=0.0 must be None or"),
+        (PPOConfig, dict(weight_decay=-1.0), "weight_decay=-1.0 must be None or"),
+        (PPOConfig, dict(normalize_advantages=1), "normalize_advantages=1 must be True or False"),
+        (PPOConfig, dict(logging_level=1), "logging_level=1 must be a LoggingLevel"),
+        (PPOConfig, dict(logging_percentiles=(101,)), r"logging_percentiles=\(101,\)"),
+        (PPOConfig, dict(logging_percentiles=(5, 5)), "different whole numbers from 0 to 100"),
+        (PPOConfig, dict(logging_percentiles=()), "non-empty"),
+        (
+            PPOConfig,
+            dict(n_envs=10, n_minibatches=3),
+            "n_envs=10 is not divisible by n_minibatches=3; use n_minibatches=1 or 2, or "
+            "n_envs=9 or 12",
+        ),
+        (DistillationConfig, dict(n_envs=10, n_minibatches=3), "DistillationConfig: n_envs=10"),
+        (EvalConfig, dict(every_steps=0), "EvalConfig: every_steps=0"),
+        (EvalConfig, dict(max_episode_length=0), "max_episode_length=0"),
+        (VideoConfig, dict(episode_length=0), "VideoConfig: episode_length=0"),
+        (TrainConfig, dict(seed=-1), "TrainConfig: seed=-1"),
+        (TrainConfig, dict(ppo={"n_envs": 3}), "must be a PPOConfig"),
+        (TrainConfig, dict(checkpoint_every_steps=0), "checkpoint_every_steps=0"),
+    ],
+)
+def test_errors_name_field_value_and_rule(kind, fields, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**fields)
+
+
+def test_assignment_shows_how_to_change_a_copy():
+    config: Any = PPOConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"replace\(config, n_envs=3\)"):
+        config.n_envs = 3
+    assert dataclasses.replace(config, n_envs=8).n_envs == 8
+
+
+def test_lists_become_tuples():
+    levels: Any = [0, 50]
+    assert PPOConfig(logging_percentiles=levels).logging_percentiles == (0, 50)
+
+
+def test_logging_levels():
+    assert LoggingLevel.ALL.value == 1007 and LoggingLevel.BASIC is LoggingLevel.LOSSES
+    assert LoggingLevel.ROLLOUT_OBS not in LoggingLevel.ALL
