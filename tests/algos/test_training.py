@@ -3,9 +3,11 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import monitoring
 
 from nnx_ppo.algorithms import (
     EvalConfig,
@@ -275,3 +277,31 @@ def test_time_limits_are_bootstrapped_to_the_right_value():
     metrics = train_ppo(env, mlp_network(normalize=False), config).final_metrics
     np.testing.assert_allclose(metrics["losses/predicted_value/mean"], 10.0, rtol=0.02)
     assert metrics["losses/predicted_value/std"] < 0.1
+
+
+class WeaklyTyped(FollowTarget):
+    """Its step returns a reward that is a bare Python number's kind, its reset does not."""
+
+    def step(self, state, action):
+        state = super().step(state, action)
+        return state.replace(reward=jnp.where(state.done > 0, 1.0, 0.0))
+
+
+def test_nothing_is_compiled_again_after_the_first_iteration():
+    compiled = []
+
+    def count(event: str, duration_secs: float, **_: str | int) -> None:
+        del duration_secs
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    monitoring.register_event_duration_secs_listener(count)
+    counts = []
+    try:
+        env = EpisodeWrapper(WeaklyTyped(length=7), 5)
+        config = changed(SMALL, eval=changed(SMALL.eval, every_steps=40))
+        log = lambda metrics, step: counts.append(len(compiled))  # noqa: E731
+        train_ppo(env, mlp_network(), config, log_fn=log)
+    finally:
+        monitoring.clear_event_listeners()
+    assert len(counts) == 4 and counts[1] == counts[3] > 0

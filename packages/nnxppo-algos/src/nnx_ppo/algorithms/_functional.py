@@ -23,6 +23,20 @@ def clone_keys(tree: PyTree) -> Any:
     return jax.tree.map(clone, tree)
 
 
+def strongly_typed(tree: PyTree) -> Any:
+    """Return a tree whose arrays have lost the mark of coming from Python numbers.
+
+    Environments mix such weak types with others; a state that came back from a step with other
+    weak types than it had after the reset would be compiled for again.
+    """
+
+    def strong(leaf: Any) -> Any:
+        weak = isinstance(leaf, jax.Array) and leaf.aval.weak_type
+        return jax.lax.convert_element_type(leaf, leaf.dtype) if weak else leaf
+
+    return jax.tree.map(strong, tree)
+
+
 def functional_copy(networks: StatefulModule) -> StatefulModule:
     """Return a copy whose random streams go their own way, from the same keys."""
     graphdef, variables = nnx.split(networks)

@@ -98,8 +98,9 @@ def check_minibatches(config: Any) -> None:
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def frozen_config(cls: Class) -> Class:
     """Make a frozen dataclass whose assignment error shows how to make a changed copy."""
+    cls = dataclasses.dataclass(frozen=True)(cls)
     # Wrong types get our own message, and traced values are let in: checkers stay out.
-    cls = no_type_check(dataclasses.dataclass(frozen=True)(cls))
+    no_type_check(cls.__init__)
 
     def refuse(self: Any, name: str, value: Any) -> NoReturn:
         raise dataclasses.FrozenInstanceError(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from nnx_ppo.algorithms._functional import functional_copy
+from nnx_ppo.algorithms._functional import functional_copy, strongly_typed
 from nnx_ppo.algorithms.metrics import mean_and_std, write_tree
 from nnx_ppo.algorithms.types import LoggingLevel
 from nnx_ppo.core import JaxDataclass, RLEnv, StatefulModule, time_limit_flag
@@ -85,7 +85,7 @@ def run_episodes(
     def step(now: Episodes) -> Episodes:
         live = nnx.merge(graphdef, params, now.variables, copy=True)
         out = live(now.network_state, now.env_state.obs)
-        stepped = jax.vmap(env.step)(now.env_state, out.output.actions)
+        stepped = strongly_typed(jax.vmap(env.step)(now.env_state, out.output.actions))
         ended = jnp.asarray(stepped.done).astype(bool) | time_limit_flag(stepped)
         seen = _asked_metrics(stepped.metrics, out.metrics, logging_level)
         return Episodes(
@@ -111,7 +111,7 @@ def run_episodes(
 
 def _first_episodes(env: RLEnv, live: StatefulModule, n_envs: int, key: Array) -> Episodes:
     """Return episodes before their first step; `sums` is still missing."""
-    env_state = jax.vmap(env.reset)(jax.random.split(key, n_envs))
+    env_state = strongly_typed(jax.vmap(env.reset)(jax.random.split(key, n_envs)))
     network_state = live.initialize_state(n_envs)
     zeros = jnp.zeros(n_envs, jnp.float32)
     return Episodes(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, PyTree
 
-from nnx_ppo.algorithms._functional import clone_keys, query_values
+from nnx_ppo.algorithms._functional import clone_keys, query_values, strongly_typed
 from nnx_ppo.algorithms.checks import (
     check_network,
     check_no_video,
@@ -141,7 +141,7 @@ def new_training_state(  # noqa: PLR0917  (documented)
 
     @jax.jit
     def first_states(reset_key: Array, stagger_key: Array) -> Any:
-        states = jax.vmap(env.reset)(jax.random.split(reset_key, n_envs))
+        states = strongly_typed(jax.vmap(env.reset)(jax.random.split(reset_key, n_envs)))
         stagger = getattr(env, "stagger", None)
         return states if stagger is None else stagger(states, stagger_key)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree, Shaped
 
+from nnx_ppo.algorithms._functional import strongly_typed
 from nnx_ppo.algorithms.evaluation import eval_rollout
 from nnx_ppo.algorithms.resets import reset_finished, values_before_reset
 from nnx_ppo.algorithms.types import Transition
@@ -36,7 +37,7 @@ def single_transition(
     """
     network_state, env_state = carry
     out = networks(network_state, env_state.obs)
-    stepped = jax.vmap(env.step)(env_state, out.output.actions)
+    stepped = strongly_typed(jax.vmap(env.step)(env_state, out.output.actions))
     truncated = time_limit_flag(stepped)
     ended = jnp.asarray(stepped.done).astype(bool) | truncated
     transition = Transition(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
 import wandb
+
 from nnx_ppo.wandb._gif import encode_gif
 
 STEP = "total_steps"

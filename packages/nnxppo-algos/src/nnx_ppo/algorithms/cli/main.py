@@ -47,7 +47,10 @@ def main(args: Sequence[str] | None = None) -> int:
         else:
             _train(command, console)
     except (ValueError, TypeError, FileNotFoundError, FileExistsError) as error:
-        Console(stderr=True).print(f"nnxppo: {error}", style="red", markup=False, highlight=False)
+        message = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        Console(stderr=True, style="red").print(
+            f"nnxppo: {message}", markup=False, highlight=False, soft_wrap=True
+        )
         return 2
     return 0
 

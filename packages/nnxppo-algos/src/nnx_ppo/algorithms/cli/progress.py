@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -38,7 +38,7 @@ class ProgressDisplay:
         )
         self._last: tuple[float, int] | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ProgressDisplay":
         self._progress.start()
         return self
 
