@@ -76,10 +76,10 @@ class IntegerEnv:
         self.low, self.high = low, high
 
     def reset(self, rng):
-        rng, key = jax.random.split(rng)
-        left = jax.random.randint(key, (), self.low, self.high)
-        noise = jax.random.bits(rng, (2,))
-        info = {"left": left, "bits": noise, "key": rng, "shared": jnp.zeros(())}
+        rng, left_key, bits_key = jax.random.split(rng, 3)
+        left = jax.random.randint(left_key, (), self.low, self.high)
+        bits = jax.random.bits(bits_key, (2,))
+        info = {"left": left, "bits": bits, "key": rng, "shared": jnp.zeros(())}
         return IntegerState(left.astype(jnp.float32)[None], jnp.zeros(()), jnp.zeros(()), info, {})
 
     def step(self, state, action):

@@ -25,7 +25,7 @@ from nnx_ppo.networks.feedforward import Dense
 from nnx_ppo.networks.sampling_layers import NormalTanhSampler
 from nnx_ppo.networks.utils import Flattener
 
-from .helpers import lstm_network, mlp_network
+from .helpers import IntegerEnv, lstm_network, mlp_network
 
 ENV = EpisodeWrapper(FollowTarget(length=7), 5)
 SMALL = TrainConfig(
@@ -120,6 +120,19 @@ def test_nothing_that_looks_on_changes_what_is_learned(make):
     )
     train_ppo(ENV, alone, quiet)
     assert_same_parameters(watched, alone)
+
+
+@pytest.mark.parametrize("make", [mlp_network, lstm_network], ids=["mlp", "lstm"])
+def test_no_random_key_is_used_twice(make):
+    """Three iterations with evaluation and checkpoints, under JAX's own check."""
+    with jax.debug_key_reuse(True):
+        result = train_ppo(
+            EpisodeWrapper(IntegerEnv(low=1, high=6), 4),
+            make(),
+            SMALL,
+            checkpoint_fn=lambda state, step: None,
+        )
+    assert result.total_iterations == 3
 
 
 def test_another_seed_learns_something_else(reference):

@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax  # comes with flax
 import pytest
 from flax import nnx
 
@@ -75,6 +76,7 @@ def test_a_gradient_step_through_unroll_and_the_statistics(page) -> None:
     xs = jnp.asarray(np.random.default_rng(0).normal(size=(TIME, BATCH, 2)), jnp.float32)
     done = jnp.zeros((TIME, BATCH), bool).at[1, 0].set(True)
     carry = net.initialize_state(BATCH)
+    optimizer = optax.sgd(0.1)
 
     @jax.jit
     def step(params):
@@ -83,7 +85,8 @@ def test_a_gradient_step_through_unroll_and_the_statistics(page) -> None:
             return jnp.mean(jnp.square(live.unroll(carry, xs, done).output - 1.0))
 
         value, gradients = jax.value_and_grad(loss)(params)
-        return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+        changes, _ = optimizer.update(gradients, optimizer.init(params))
+        return value, optax.apply_updates(params, changes)
 
     before, params = step(params)
     after, _ = step(params)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key, PyTree, Shaped, UInt32
 
-from nnx_ppo.algorithms._functional import query_values, strongly_typed
+from nnx_ppo.algorithms._functional import clone_keys, query_values, strongly_typed
 from nnx_ppo.core import RLEnv, StatefulModule
 
 Tree = TypeVar("Tree")
@@ -59,7 +59,8 @@ def reset_finished(
     batched = batched_leaves(env, keys)
 
     def reset_chunk(states: Tree, rows: Array, valid: Array) -> Tree:
-        fresh = strongly_typed(jax.vmap(env.reset)(keys[rows]))
+        # No key is used twice, but the key checker cannot tell rows of a loop apart.
+        fresh = strongly_typed(jax.vmap(env.reset)(clone_keys(keys)[rows]))
         return jax.tree.map(
             lambda old, new, per_env: scatter_rows(old, new, rows, valid) if per_env else old,
             states,

@@ -99,11 +99,12 @@ def _train(config: RunConfig, console: Console) -> None:
             call_forgivingly(logger.close)
     minutes, seconds = divmod(round(time.perf_counter() - start), 60)
     evaluation = evaluation_text(result.final_metrics) or "not evaluated"
-    console.print(f"run folder: {folder.path}", highlight=False)
+    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     console.print(
         f"{config.env}: final evaluation {evaluation} after {result.total_steps:,} steps, "
         f"{minutes} min {seconds:02d} s",
         highlight=False,
+        soft_wrap=True,
     )
 
 
