@@ -8,7 +8,13 @@ import threading
 import pytest
 
 from nnx_ppo.algorithms.cli import main
-from nnx_ppo.algorithms.cli.run_config import RunConfig, apply_settings, preset_run, to_plain
+from nnx_ppo.algorithms.cli.run_config import (
+    NetworkConfig,
+    RunConfig,
+    apply_settings,
+    preset_run,
+    to_plain,
+)
 from nnx_ppo.algorithms.discovery import find_environment, logger_factory
 
 SMALL = [
@@ -86,6 +92,24 @@ def test_unknown_environments_suggest_near_ones(capsys):
     assert main(["train", "FolowTraget"]) == 2
     error = capsys.readouterr().err
     assert "'FolowTraget'" in error and "Did you mean FollowTarget" in error
+
+
+def test_the_environment_comes_before_the_options(capsys):
+    assert main(["train", "--seed=3", "RememberCue"]) == 2
+    assert "nnxppo train ENV --seed=3" in capsys.readouterr().err
+
+
+def test_a_missing_logger_leaves_no_run_folder(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert main(["train", "FollowTarget", f"--out={folder}", "--loggers", "papyrus"]) == 2
+    assert "nnxppo-algos[papyrus]" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_network_settings_are_checked():
+    for field, value in (("kind", "gru"), ("activation", "gelu"), ("lstm_features", 0)):
+        with pytest.raises(ValueError, match=f"NetworkConfig: {field}={value!r} must be"):
+            apply_settings(NetworkConfig(), {field: value})
 
 
 def test_a_bad_config_is_refused_before_training(tmp_path, capsys):

@@ -29,6 +29,7 @@ from nnx_ppo.algorithms import (
         (PPOConfig, dict(clip_range=0.0), "clip_range=0.0 must be a finite number above 0"),
         (PPOConfig, dict(learning_rate=-1e-3), "learning_rate=-0.001"),
         (PPOConfig, dict(learning_rate="1e-3"), "learning_rate='1e-3'"),
+        (PPOConfig, dict(final_learning_rate=-1.0), "final_learning_rate=-1.0 must be None or"),
         (PPOConfig, dict(n_epochs=0), "n_epochs=0"),
         (PPOConfig, dict(critic_loss_weight=-1.0), "critic_loss_weight=-1.0"),
         (PPOConfig, dict(gradient_clipping=0.0), "gradient_clipping=0.0 must be None or"),

@@ -10,7 +10,7 @@ from flax import nnx
 
 from nnx_ppo.algorithms import LoggingLevel, PPOConfig, Transition, ppo_loss, ppo_step
 from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards
-from nnx_ppo.algorithms.ppo import new_training_state
+from nnx_ppo.algorithms.ppo import learning_rate_of, new_training_state
 from nnx_ppo.algorithms.rollout import unroll_env
 from nnx_ppo.core import EpisodeWrapper, PPONetworkOutput, StatefulModule, StatefulModuleOutput
 from nnx_ppo.core.testing import Endless, FollowTarget
@@ -253,3 +253,22 @@ def test_first_episodes_have_different_ages():
     state = new_training_state(env, mlp_network(), 32, seed=0)
     ages = np.asarray(state.env_states.info["step_counter"])
     assert len(np.unique(ages)) > 20 and ages.min() >= 0 and ages.max() < 500
+
+
+def test_the_learning_rate_falls_to_its_final_value():
+    # 100 steps are 5 iterations of 24 steps, with 2·2 updates each: 20 updates from 1 to 0.5.
+    config = PPOConfig(
+        n_envs=4,
+        rollout_length=6,
+        total_steps=100,
+        n_epochs=2,
+        n_minibatches=2,
+        learning_rate=1.0,
+        final_learning_rate=0.5,
+    )
+    schedule = learning_rate_of(config)
+    assert callable(schedule)
+    np.testing.assert_allclose(
+        np.stack([schedule(n) for n in (0, 10, 20, 30)]), [1.0, 0.75, 0.5, 0.5]
+    )
+    assert learning_rate_of(PPOConfig(learning_rate=0.25)) == 0.25

@@ -208,7 +208,12 @@ def test_a_failing_logger_warns_and_training_goes_on(reference):
 
 
 def test_stop_fn_ends_after_the_iteration_under_way():
-    result = train_ppo(ENV, mlp_network(), SMALL, stop_fn=lambda: True)
+    network = mlp_network()
+
+    def learned_something():
+        return not same_parameters(network, mlp_network())
+
+    result = train_ppo(ENV, network, SMALL, stop_fn=learned_something)
     assert result.total_steps == 40
     assert [entry["step"] for entry in result.eval_history] == [0, 40]
 

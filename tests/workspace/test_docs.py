@@ -65,7 +65,8 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page, "bash")], ids=str)
 def test_make_targets_exist(page: Path):
-    commands = [line.split() for block in examples(page, "bash") for line in block.code.split("\n")]
+    lines = [line for block in examples(page, "bash") for line in block.code.split("\n")]
+    commands = [line.partition("#")[0].split() for line in lines]
     made = {
         word
         for command in commands

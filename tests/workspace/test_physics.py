@@ -14,28 +14,50 @@ from nnx_ppo.networks import make_mlp_actor_critic
 pytestmark = pytest.mark.physics
 
 
+def rows(state, which):
+    """The chosen environments' leaves as numpy arrays; keys as their data."""
+
+    def raw(leaf):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+    return [raw(leaf)[np.asarray(which)] for leaf in jax.tree.leaves(state)]
+
+
 def test_chunked_resets_on_cheetah_run():
-    """The same environments are reset from the same keys; the others are bit-equal."""
+    """The same environments are reset, from the same keys; the others are bit-equal."""
     env, n = load("CheetahRun"), 10
     assert n % chunk_size(n)
-    keys, other_keys = jax.random.split(jax.random.key(0), (2, n))
-    reset_all = jax.jit(jax.vmap(env.reset))
-    before, fresh = reset_all(keys), reset_all(other_keys)
+    reset = jax.jit(lambda state, ended, keys: reset_finished(env, state, ended, keys))
+    plain_rng = jax.jit(lambda keys: jax.vmap(env.reset)(keys).info["rng"])  # physics is left out
+    first_keys, keys = jax.random.split(jax.random.key(0), (2, n))
+    shapes = jax.eval_shape(jax.vmap(env.reset), keys)
+    blank = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0, leaf.dtype), shapes.data)
+    anything = shapes.replace(
+        data=blank, obs=jnp.zeros(shapes.obs.shape), info={**shapes.info, "rng": keys}
+    )
+    anything = jax.tree.map(
+        lambda leaf: (
+            jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+        ),
+        anything,
+    )
+
+    everyone = jnp.ones(n, bool)
+    before = reset(anything, everyone, first_keys)
+    fresh = reset(anything, everyone, keys)
+    np.testing.assert_array_equal(
+        jax.random.key_data(fresh.info["rng"]), jax.random.key_data(plain_rng(keys))
+    )
     ended = jnp.asarray([True, True, False, True, True, True, True, False, True, True])
-
-    after = jax.jit(lambda state: reset_finished(env, state, ended, other_keys))(before)
-
-    def rows(state, which):
-        is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
-        leaves = [jax.random.key_data(v) if is_key(v) else v for v in jax.tree.leaves(state)]
-        return [np.asarray(leaf)[np.asarray(which)] for leaf in leaves]
-
-    for kept, old in zip(rows(after, ~ended), rows(before, ~ended), strict=True):
-        np.testing.assert_array_equal(kept, old)
-    drawn = [jax.random.key_data(state.info["rng"]) for state in (after, fresh)]
-    np.testing.assert_array_equal(drawn[0][ended], drawn[1][ended])
-    # The body settles for 200 steps after the draw, which amplifies rounding.
-    np.testing.assert_allclose(after.obs[ended], fresh.obs[ended], atol=1e-2)
+    after = reset(before, ended, keys)
+    for found, expected in zip(rows(after, ~ended), rows(before, ~ended), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for found, expected in zip(rows(after, ended), rows(fresh, ended), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-2)  # settling amplifies rounding
+    np.testing.assert_array_equal(
+        rows(after.info["rng"], ended)[0], rows(fresh.info["rng"], ended)[0]
+    )
 
 
 def test_training_on_cartpole():

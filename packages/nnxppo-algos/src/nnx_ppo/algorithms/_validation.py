@@ -50,6 +50,11 @@ def instance(kind: type, text: str) -> Rule:
     return Rule(lambda v: isinstance(v, kind), text)
 
 
+def one_of(*choices: str) -> Rule:
+    """One of some strings."""
+    return Rule(lambda v: v in choices, f"one of {', '.join(map(repr, choices))}")
+
+
 def percentiles() -> Rule:
     """None, or numbers from 0 to 100 without repeats."""
 

@@ -58,6 +58,8 @@ class PPOConfig:
         weight_decay: Decay of AdamW, or None for Adam.
         logging_level: What to log.
         logging_percentiles: Percentiles to log of each array, or None for mean and std.
+        final_learning_rate: Step size at `total_steps`, approached linearly, or None for a
+            constant one.
     """
 
     n_envs: int = 256
@@ -76,11 +78,13 @@ class PPOConfig:
     weight_decay: float | None = None
     logging_level: LoggingLevel = LoggingLevel.LOSSES
     logging_percentiles: tuple[int, ...] | None = None
+    final_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         tuples_for_lists(self, "logging_percentiles")
         rules = {
             **_LEARNING,
+            "final_learning_rate": optional(number(0.0)),
             "gae_lambda": number(0.0, 1.0),
             "discounting_factor": number(0.0, 1.0),
             "clip_range": number(0.0, open_low=True),

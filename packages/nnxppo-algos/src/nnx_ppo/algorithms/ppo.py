@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 from jaxtyping import Array, PyTree
 
@@ -119,7 +120,7 @@ def new_training_state(  # noqa: PLR0917  (documented)
     networks: StatefulModule,
     n_envs: int,
     seed: int,
-    learning_rate: float = 1e-4,
+    learning_rate: float | optax.Schedule = 1e-4,
     gradient_clipping: float | None = None,
     weight_decay: float | None = None,
 ) -> TrainingState:
@@ -133,7 +134,7 @@ def new_training_state(  # noqa: PLR0917  (documented)
         networks: The network; becomes part of the state.
         n_envs: Environments that run side by side.
         seed: Seed of the environments and of everything that training draws.
-        learning_rate: Step size of Adam.
+        learning_rate: Step size of Adam, or a schedule that gives it for a number of updates.
         gradient_clipping: Largest global norm of a gradient, or None.
         weight_decay: Decay of AdamW, or None for Adam.
     """
@@ -376,10 +377,19 @@ def _new_state(env: RLEnv, networks: StatefulModule, config: TrainConfig) -> Tra
         networks,
         ppo.n_envs,
         config.seed,
-        ppo.learning_rate,
+        learning_rate_of(ppo),
         ppo.gradient_clipping,
         ppo.weight_decay,
     )
+
+
+def learning_rate_of(config: PPOConfig) -> float | optax.Schedule:
+    """Return the learning rate, a schedule over gradient steps where it is to change."""
+    if config.final_learning_rate is None:
+        return config.learning_rate
+    iterations = -(-config.total_steps // (config.n_envs * config.rollout_length))
+    updates = iterations * config.n_epochs * config.n_minibatches
+    return optax.linear_schedule(config.learning_rate, config.final_learning_rate, updates)
 
 
 def _resolved(config: TrainConfig | None, total_steps: int | None, seed: int | None) -> TrainConfig:

@@ -103,7 +103,9 @@ def run_training(
                 learned["throughput/train_sps"] = algorithm.steps_per_iteration / elapsed
             previous, step = step, step + algorithm.steps_per_iteration
             iterations += 1
-            stopped = callbacks.stop_fn is not None and callbacks.stop_fn()
+            if callbacks.stop_fn is not None:
+                run.sync()
+                stopped = callbacks.stop_fn()
             last = stopped or step >= schedule.total_steps
             metrics = {**metrics, **breaks.take(step, previous, learned, last=last)}
     finally:

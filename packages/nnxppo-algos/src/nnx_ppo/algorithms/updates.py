@@ -16,7 +16,7 @@ LossFunction = Callable[[StatefulModule, PyTree, PyTree], tuple[Array, dict[str,
 
 def make_optimizer(
     networks: StatefulModule,
-    learning_rate: float,
+    learning_rate: float | optax.Schedule,
     gradient_clipping: float | None = None,
     weight_decay: float | None = None,
 ) -> nnx.Optimizer:

@@ -23,6 +23,8 @@ from nnx_ppo.algorithms.discovery import environment_providers, find_environment
 from nnx_ppo.algorithms.ppo import train_ppo
 from nnx_ppo.core import Logger
 
+_DESCRIPTION = "Train stateful policies with PPO: nnxppo train ENV [options]"
+
 
 @dataclasses.dataclass(frozen=True)
 class ListEnvironments:
@@ -56,16 +58,23 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _parse(args: list[str]) -> RunConfig | ListEnvironments:
-    """Parse the arguments; the environment's preset gives the defaults."""
-    env = args[1] if args[:1] == ["train"] and len(args) > 1 else "-"
-    default = tyro.MISSING if env.startswith("-") else preset_run(env)
+    """Parse the arguments; the environment's preset gives the defaults.
+
+    Raises:
+        ValueError: An option stands before the environment, whose preset would be missed.
+    """
+    run = RunConfig(tyro.MISSING)
+    if args[:1] == ["train"] and args[1:2] not in ([], ["-h"], ["--help"]):
+        if args[1].startswith("-"):
+            raise ValueError(
+                f"The environment comes first, since it decides the defaults: nnxppo train ENV "
+                f"{args[1]} …"
+            )
+        run = preset_run(args[1])
     commands = tyro.extras.subcommand_type_from_defaults(
-        {"train": RunConfig(tyro.MISSING), "envs": ListEnvironments()}
-        if default is tyro.MISSING
-        else {"train": default, "envs": ListEnvironments()},
-        prefix_names=False,
+        {"train": run, "envs": ListEnvironments()}, prefix_names=False
     )
-    return tyro.cli(commands, args=args, prog="nnxppo", description=__doc__)
+    return tyro.cli(commands, args=args, prog="nnxppo", description=_DESCRIPTION)
 
 
 def _list_environments(console: Console) -> None:
@@ -80,11 +89,12 @@ def _train(config: RunConfig, console: Console) -> None:
     overrides = {name: _literal(value) for name, value in config.overrides.items()}
     env = find_environment(config.env).load(config.env, **overrides)
     networks = make_network(env, config.network, nnx.Rngs(config.train.seed))
+    factories = [logger_factory(name) for name in config.loggers]
     plain = to_plain(config)
     folder = RunFolder(Path(config.out) if config.out else default_path(config.env), plain)
     display = ProgressDisplay(config.env, config.train.ppo.total_steps, console)
     loggers: list[Logger] = [folder, display]
-    loggers += [logger_factory(name)(str(folder.path), plain) for name in config.loggers]
+    loggers += [make_logger(str(folder.path), plain) for make_logger in factories]
 
     def log(metrics: dict[str, Any], step: int) -> None:
         for logger in loggers:

@@ -9,7 +9,7 @@ import jax
 import tyro
 from flax import nnx
 
-from nnx_ppo.algorithms._validation import check_fields, frozen_config, integer, number
+from nnx_ppo.algorithms._validation import check_fields, frozen_config, integer, number, one_of
 from nnx_ppo.algorithms.config import TrainConfig
 from nnx_ppo.algorithms.discovery import find_environment
 from nnx_ppo.core import RLEnv, StatefulModule
@@ -44,6 +44,8 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         rules = {
+            "kind": one_of("mlp", "lstm"),
+            "activation": one_of(*_ACTIVATIONS),
             "lstm_features": integer(1),
             "entropy_weight": number(0.0),
             "min_std": number(0.0),

@@ -26,7 +26,8 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        if (path / "config.json").exists():
+        metrics = path / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size:
             raise FileExistsError(
                 f"The folder {path} holds a run already; choose another with --out, or remove it."
             )
@@ -35,7 +36,7 @@ class RunFolder:
         versions = {"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}}
         record = {**config, "versions": versions, "device": jax.devices()[0].device_kind}
         (path / "config.json").write_text(json.dumps(record, indent=2) + "\n")
-        self._metrics = (path / "metrics.jsonl").open("a", buffering=1)
+        self._metrics = metrics.open("a", buffering=1)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Append a line; numbers that JSON does not know (NaN, infinity) become null."""
