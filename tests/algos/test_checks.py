@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from nnx_ppo.algorithms import PPOConfig, TrainConfig, VideoConfig, train_ppo
+from nnx_ppo.algorithms import PPOConfig, TrainConfig, VideoConfig, ppo_step, train_ppo
 from nnx_ppo.algorithms.checks import check_network
 from nnx_ppo.algorithms.ppo import new_training_state
 from nnx_ppo.core import PPONetworkOutput, StatefulModule, StatefulModuleOutput
@@ -136,8 +136,10 @@ def test_a_state_with_another_number_of_environments_is_refused():
     network = mlp_network()
     state = new_training_state(FollowTarget(), network, 4, seed=0)
     config = TrainConfig(ppo=PPOConfig(n_envs=8))
-    with pytest.raises(ValueError, match="holds 4 environments, but config.ppo.n_envs=8"):
+    with pytest.raises(ValueError, match="holds 4 environments, but n_envs=8"):
         train_ppo(FollowTarget(), network, config, initial_state=state)
+    with pytest.raises(ValueError, match="holds 4 environments, but n_envs=8"):
+        ppo_step(FollowTarget(), state, 8, 5, 0.95, 0.99, 0.2, True, False, 1, 1)
 
 
 def test_a_network_left_in_evaluation_mode_is_refused():

@@ -50,6 +50,7 @@ from nnx_ppo.algorithms import (
         (EvalConfig, dict(max_episode_length=0), "max_episode_length=0"),
         (VideoConfig, dict(episode_length=0), "VideoConfig: episode_length=0"),
         (TrainConfig, dict(seed=-1), "TrainConfig: seed=-1"),
+        (TrainConfig, dict(seed=2**32), "seed=4294967296 must be a whole number from 0 to"),
         (TrainConfig, dict(ppo={"n_envs": 3}), "must be a PPOConfig"),
         (TrainConfig, dict(checkpoint_every_steps=0), "checkpoint_every_steps=0"),
     ],

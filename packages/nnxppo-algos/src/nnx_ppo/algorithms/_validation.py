@@ -24,9 +24,14 @@ class Rule:
     text: str
 
 
-def integer(minimum: int) -> Rule:
-    """A whole number from `minimum` up."""
-    return Rule(lambda v: _is_integer(v) and v >= minimum, f"a whole number of at least {minimum}")
+def integer(minimum: int, maximum: int | None = None) -> Rule:
+    """A whole number from `minimum` up, or up to `maximum`."""
+
+    def holds(value: Any) -> bool:
+        return _is_integer(value) and minimum <= value and (maximum is None or value <= maximum)
+
+    limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+    return Rule(holds, f"a whole number {limits}")
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, open_low: bool = False) -> Rule:

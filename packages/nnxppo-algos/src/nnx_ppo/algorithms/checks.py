@@ -49,7 +49,7 @@ def check_network(env: RLEnv, networks: StatefulModule, combine_advantages: bool
     )
 
 
-def check_resumable(env_states: Any, n_envs: int) -> None:
+def check_number_of_environments(env_states: Any, n_envs: int) -> None:
     """Raise if a training state holds another number of environments than configured.
 
     Raises:
@@ -58,7 +58,7 @@ def check_resumable(env_states: Any, n_envs: int) -> None:
     have = jnp.shape(env_states.done)[0]
     if have != n_envs:
         raise ValueError(
-            f"initial_state holds {have} environments, but config.ppo.n_envs={n_envs}. Set "
+            f"The training state holds {have} environments, but n_envs={n_envs}. Set "
             f"n_envs={have} to go on from it."
         )
 

@@ -215,7 +215,7 @@ class DistillationTrainConfig:
 _RUN: dict[str, Rule] = {
     "eval": instance(EvalConfig, "an EvalConfig"),
     "video": instance(VideoConfig, "a VideoConfig"),
-    "seed": integer(0),
+    "seed": integer(0, 2**32 - 1),  # JAX drops higher bits without a word
     "checkpoint_every_steps": integer(1),
 }
 

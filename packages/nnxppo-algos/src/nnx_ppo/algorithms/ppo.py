@@ -14,7 +14,7 @@ from nnx_ppo.algorithms._functional import clone_keys, query_values, strongly_ty
 from nnx_ppo.algorithms.checks import (
     check_network,
     check_no_video,
-    check_resumable,
+    check_number_of_environments,
     check_training_mode,
 )
 from nnx_ppo.algorithms.config import PPOConfig, TrainConfig, TrainResult, VideoData
@@ -94,7 +94,7 @@ def train_ppo(
     if initial_state is None:
         state = _new_state(env, networks, config)
     else:
-        check_resumable(initial_state.env_states, config.ppo.n_envs)
+        check_number_of_environments(initial_state.env_states, config.ppo.n_envs)
         if initial_state.networks is not networks:
             nnx.update(networks, nnx.state(initial_state.networks))
         state = initial_state.replace(networks=networks)
@@ -211,6 +211,7 @@ def ppo_step(  # noqa: PLR0917  (documented)
         logging_level=logging_level,
         logging_percentiles=logging_percentiles,
     )
+    check_number_of_environments(training_state.env_states, n_envs)
     return _iteration(env, training_state, config)
 
 
