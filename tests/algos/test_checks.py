@@ -127,6 +127,40 @@ class Unreachable(FollowTarget):
         return super().step(state, action)
 
 
+class WideReward(FollowTarget):
+    """Its reward is no scalar."""
+
+    def step(self, state, action):
+        state = super().step(state, action)
+        return state.replace(reward=state.reward[None])
+
+    def reset(self, rng):
+        return super().reset(rng).replace(reward=jnp.zeros(1))
+
+
+def test_rewards_must_be_scalars():
+    with pytest.raises(ValueError, match=r"reward must be a scalar, got shape \(1,\)"):
+        check_network(WideReward(), Network(), combine_advantages=False)
+
+
+class Forgetful(Network):
+    """Does not pass on what the replay needs."""
+
+    def __call__(self, module_state, obs, rollout_extras=None):
+        return super().__call__(module_state, obs).replace(rollout_extras=None)
+
+
+def test_a_network_that_cannot_be_replayed_is_refused():
+    with pytest.raises(ValueError, match="rollout_extras=None"):
+        check_network(FollowTarget(), Forgetful(), combine_advantages=False)
+
+
+def test_the_evaluation_environment_is_checked_too():
+    with pytest.raises(Exception) as caught:
+        train_ppo(FollowTarget(), mlp_network(), eval_env=TwoHands())
+    assert "observations" in "".join(caught.value.__notes__)
+
+
 def test_train_ppo_checks_before_it_runs_anything():
     with pytest.raises(ValueError, match="action_size"):
         train_ppo(Unreachable(), Network(action=lambda n: jnp.zeros((n, 2))))

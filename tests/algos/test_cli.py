@@ -15,6 +15,7 @@ from nnx_ppo.algorithms.cli.run_config import (
     preset_run,
     to_plain,
 )
+from nnx_ppo.algorithms.cli.run_folder import RunFolder, new_run_folder
 from nnx_ppo.algorithms.discovery import find_environment, logger_factory
 
 SMALL = [
@@ -52,6 +53,20 @@ def test_train_leaves_a_run_folder_and_prints_the_result(tmp_path, capsys):
 
     assert main(arguments) == 2
     assert "holds a run already" in capsys.readouterr().err
+
+
+def test_runs_that_start_together_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [new_run_folder("X", {"seed": seed}) for seed in range(3)]
+    assert len({folder.path for folder in folders}) == 3
+    for seed, folder in enumerate(folders):
+        assert json.loads((folder.path / "config.json").read_text())["seed"] == seed
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        RunFolder(folders[0].path, {})
+    for folder in folders:
+        folder.close()
+    # A run that never reported anything does not keep the name.
+    RunFolder(folders[0].path, {}).close()
 
 
 def test_an_lstm_by_name(tmp_path):
@@ -109,6 +124,9 @@ def test_a_missing_logger_leaves_no_run_folder(tmp_path, capsys):
 def test_network_settings_are_checked():
     for field, value in (("kind", "gru"), ("activation", "gelu"), ("lstm_features", 0)):
         with pytest.raises(ValueError, match=f"NetworkConfig: {field}={value!r} must be"):
+            apply_settings(NetworkConfig(), {field: value})
+    for field, value in (("actor_hidden", (0,)), ("normalize_obs", "no")):
+        with pytest.raises(ValueError, match=f"NetworkConfig: {field}="):
             apply_settings(NetworkConfig(), {field: value})
 
 

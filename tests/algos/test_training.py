@@ -168,9 +168,50 @@ def test_a_resumed_run_goes_on_exactly_where_it_was(reference):
     assert first.training_state.steps_taken == 80.0
 
 
+def test_a_resumed_run_goes_on_under_the_settings_of_its_config(reference):
+    """A learning rate of 0 and other clipping take effect: nothing moves any more."""
+    _, result, _, _ = reference
+    ppo = changed(SMALL.ppo, learning_rate=0.0, gradient_clipping=1.0, weight_decay=0.1)
+    network = mlp_network(seed=9)
+    train_ppo(
+        ENV,
+        network,
+        changed(SMALL, ppo=ppo),
+        total_steps=160,
+        initial_state=result.training_state,
+    )
+    assert_same_parameters(network, reference[0])
+
+
+def test_a_state_of_another_network_is_refused_and_nothing_touched(reference):
+    _, result, _, _ = reference
+    network = lstm_network()
+    with pytest.raises(ValueError, match="initial_state.optimizer does not fit: expected"):
+        train_ppo(ENV, network, SMALL, initial_state=result.training_state)
+    assert_same_parameters(network, lstm_network())
+
+
+def test_training_goes_on_with_what_a_callback_wrote():
+    """An entropy weight that is raised at the first call changes what is learned, for good."""
+    network, plain = mlp_network(), mlp_network()
+    weight = network.layers[-1].action.layers[-1].entropy_weight
+
+    def log(metrics, step):
+        if step == 0:
+            weight[...] = jnp.asarray(10.0)
+
+    result = train_ppo(ENV, network, SMALL, log_fn=log)
+    train_ppo(ENV, plain, SMALL)
+    assert weight[...] == 10.0
+    assert not same_parameters(network, plain)
+    # Of the order of 10 times an entropy of −1 to 1, where it was a hundredth of it.
+    assert abs(result.final_metrics["losses/regularization/mean"]) > 0.1
+
+
 def test_checkpointed_states_outlive_training(reference):
     _, _, _, checkpoints = reference
     _, first = checkpoints[0]
+    assert_same_parameters(first.networks, mlp_network())
     assert first.env_states.obs.shape == (8, 1)
     assert first.rng_key.shape == ()
 

@@ -342,6 +342,21 @@ class TestInheritance:
 
         assert Mixed.unroll is StatefulModule.unroll
 
+    def test_an_unroll_of_a_sibling_does_not_fit(self) -> None:
+        """`unroll` from one parent and the step from another mean different things."""
+
+        class Faster(Fast):
+            def unroll(self, *args: Any, **kwargs: Any) -> Any:
+                return Fast.unroll(self, *args, **kwargs)
+
+        class Gated(Fast):
+            def reset_state(self, prev_state: Any) -> Any:
+                return prev_state
+
+        assert Faster.unroll is not StatefulModule.unroll
+        both = type("Both", (Faster, Gated), {})
+        assert both.unroll is StatefulModule.unroll
+
     def test_both_at_once_is_the_authors_business(self) -> None:
         class Faster(Fast):
             def reset_state(self, prev_state: Any) -> Any:

@@ -36,6 +36,39 @@ def test_end_of_the_last_step_only_would_be_lost_without_memory() -> None:
     assert env.step(env.reset(jax.random.key(0)), jnp.zeros(1)).done == 1.0
 
 
+class Scripted(FollowTarget):
+    """Ends and flags as told, by the age of the episode."""
+
+    def __init__(self, ends, flags):
+        super().__init__()
+        self.ends, self.flags = jnp.asarray(ends), jnp.asarray(flags)
+
+    def reset(self, rng):
+        state = super().reset(rng)
+        return state.replace(info={**state.info, "truncation": jnp.zeros(())})
+
+    def step(self, state, action):
+        state = super().step(state, action)
+        age = state.info["age"] - 1
+        info = {**state.info, "truncation": self.flags[age].astype(jnp.float32)}
+        return state.replace(done=self.ends[age].astype(jnp.float32), info=info)
+
+
+@pytest.mark.parametrize(
+    ("ends", "flags", "done", "truncation"),
+    [
+        ([0, 1, 0], [0, 1, 0], 1.0, 1.0),  # a time limit that is not repeated stays one
+        ([0, 0, 0], [0, 1, 0], 0.0, 1.0),  # so does a flag without done
+        ([1, 0, 0], [0, 1, 0], 1.0, 0.0),  # a real end is no time limit afterwards
+        ([0, 0, 0], [0, 0, 0], 0.0, 0.0),
+    ],
+)
+def test_the_first_end_of_a_repeat_decides_what_it_is(ends, flags, done, truncation) -> None:
+    env = ActionRepeatWrapper(Scripted(ends, flags), 3)
+    state = env.step(env.reset(jax.random.key(0)), jnp.zeros(1))
+    assert (state.done, state.info["truncation"]) == (done, truncation)
+
+
 def test_time_limits_count_actions() -> None:
     env = EpisodeWrapper(ActionRepeatWrapper(Endless(max_len=100), 3), 2)
     state = env.reset(jax.random.key(0))

@@ -60,6 +60,15 @@ def one_of(*choices: str) -> Rule:
     return Rule(lambda v: v in choices, f"one of {', '.join(map(repr, choices))}")
 
 
+def sizes() -> Rule:
+    """A tuple of sizes."""
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, tuple) and all(_is_integer(v) and v >= 1 for v in value)
+
+    return Rule(holds, "a tuple of whole numbers of at least 1")
+
+
 def percentiles() -> Rule:
     """None, or numbers from 0 to 100 without repeats."""
 

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 from nnx_ppo.algorithms.config import VideoConfig
 from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards
 from nnx_ppo.core import PPONetworkOutput, RLEnv, StatefulModule, check_same_carry, reset_where
+from nnx_ppo.core.wrappers import TIME_LIMIT_FLAGS
 from nnx_ppo.networks.sampling_layers import ActionSampler
 
 _BATCH = 3
@@ -41,12 +42,40 @@ def check_network(env: RLEnv, networks: StatefulModule, combine_advantages: bool
         )
         raise
     _check_same_state(first, stepped)
+    _check_scalars(stepped)
     rewards = match_rewards(stepped.reward, output.value_estimates)
     jax.eval_shape(
         lambda advantages, actions: advantages_per_action(advantages, actions, combine_advantages),
         rewards,
         output.loglikelihoods,
     )
+
+
+def check_same_variables(source: str, expected: Any, found: Any) -> None:
+    """Raise if the variables of two modules differ in tree, shape or dtype.
+
+    Args:
+        source: Where `found` comes from, for the message.
+        expected: State of the module that is to take the variables.
+        found: The variables.
+
+    Raises:
+        ValueError: Names the first variable that differs.
+    """
+    want, have = (
+        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+        for leaves in map(jax.tree.leaves_with_path, (expected, found))
+    )
+    for name in sorted(want.keys() | have.keys()):
+        types = [
+            f"{tree[name].dtype}{list(tree[name].shape)}" if name in tree else "nothing"
+            for tree in (want, have)
+        ]
+        if types[0] != types[1]:
+            raise ValueError(
+                f"{source} does not fit: expected {types[0]} at {name}, got {types[1]}. Build "
+                "both from the same network, and the state with new_training_state."
+            )
 
 
 def check_number_of_environments(env_states: Any, n_envs: int) -> None:
@@ -67,15 +96,15 @@ def _network_output(networks: StatefulModule, obs: PyTree) -> PPONetworkOutput:
     """Return the shapes of a network's output, checked by themselves."""
     graphdef, variables = nnx.split(networks)
 
-    def step(variables: Any, obs: PyTree) -> tuple[Any, Any, Any]:
+    def step(variables: Any, obs: PyTree) -> tuple[Any, Any, Any, Any]:
         live = nnx.merge(graphdef, variables, copy=True)
         state = live.initialize_state(_BATCH)
         out = live(state, obs)
         reset_where(live, jnp.zeros(_BATCH, bool), out.next_state)
-        return state, out.next_state, out.output
+        return state, out.next_state, out.output, out.rollout_extras
 
     try:
-        state, next_state, output = jax.eval_shape(step, variables, obs)
+        state, next_state, output, extras = jax.eval_shape(step, variables, obs)
     except Exception as error:
         error.add_note(
             f"The network failed on the environment's observations {_shapes(obs)} (batch axis of "
@@ -88,6 +117,12 @@ def _network_output(networks: StatefulModule, obs: PyTree) -> PPONetworkOutput:
             "network with a PPOAdapter, which makes one from an action and a value port."
         )
     check_same_carry("networks.__call__", state, next_state)
+    if extras is None:
+        raise ValueError(
+            "networks returns rollout_extras=None, so the actions it took could not be replayed. "
+            "Return from __call__ the rollout_extras of its children (containers do), or the raw "
+            "action where it samples by itself."
+        )
     for name in ("loglikelihoods", "value_estimates"):
         for path, leaf in jax.tree.leaves_with_path(getattr(output, name)):
             if leaf.shape != (_BATCH,):
@@ -117,6 +152,18 @@ def _check_action_sizes(actions: PyTree, sizes: Any) -> None:
                 f"networks: actions{jax.tree_util.keystr(path)} must have env.action_size="
                 f"{size} features, expected shape ({_BATCH}, {size}) for a batch of {_BATCH}, "
                 f"got {action.shape}. A NormalTanhSampler needs twice as many inputs as actions."
+            )
+
+
+def _check_scalars(stepped: Any) -> None:
+    """Raise unless reward, done and flags are scalars of each environment."""
+    flags = {key: stepped.info[key] for key in TIME_LIMIT_FLAGS if key in stepped.info}
+    scalars = {"reward": stepped.reward, "done": stepped.done, "info": flags}
+    for path, leaf in jax.tree.leaves_with_path(scalars):
+        if leaf.shape != (_BATCH,):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise ValueError(
+                f"env.step: {name} must be a scalar, got shape {leaf.shape[1:]}. Sum or squeeze it."
             )
 
 

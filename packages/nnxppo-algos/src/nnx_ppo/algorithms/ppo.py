@@ -15,6 +15,7 @@ from nnx_ppo.algorithms.checks import (
     check_network,
     check_no_video,
     check_number_of_environments,
+    check_same_variables,
     check_training_mode,
 )
 from nnx_ppo.algorithms.config import PPOConfig, TrainConfig, TrainResult, VideoData
@@ -61,8 +62,9 @@ def train_ppo(
 ) -> TrainResult:
     """Train a network with PPO.
 
-    Evaluation and checkpoint also run once at the start and once at the end. Neither of them, nor
-    any logging level, changes what is learned.
+    Callbacks may write to the network's variables (the weight of the entropy, say); training goes
+    on with what they wrote. Evaluation and checkpoint also run once at the start and once at the
+    end. Neither of them, nor any logging level, changes what is learned.
 
     Args:
         env: The environment, written for a single instance.
@@ -71,13 +73,16 @@ def train_ppo(
         config: The configuration; `default_config()` if None.
         total_steps: Replaces `config.ppo.total_steps`.
         seed: Replaces `config.seed`.
-        log_fn: Called with the metrics and the step after each iteration. If it raises an
-            `Exception`, that becomes a warning and training goes on.
+        log_fn: Called with the metrics and the step after each iteration, and before the first
+            one with those of the first evaluation. If it raises an `Exception`, that becomes a
+            warning and training goes on.
         video_fn: Reserved for rendered episodes; `config.video.enabled` is refused until there
             are any.
-        checkpoint_fn: Called with the training state and the step. What it raises ends training.
+        checkpoint_fn: Called with a training state of its own, which later steps do not change,
+            and the step. What it raises ends training.
         eval_env: Environment for evaluation; `env` if None.
-        initial_state: A state to go on from. Its network's variables are copied to `networks`.
+        initial_state: A state to go on from. Its network's variables are copied to `networks`,
+            its optimiser's go on under the settings of `config`.
         stop_fn: Asked after each iteration whether to end early.
 
     Returns:
@@ -90,15 +95,14 @@ def train_ppo(
     config = _resolved(config, total_steps, seed)
     check_no_video(config.video)
     check_training_mode(networks)
+    eval_env = env if eval_env is None else eval_env
     check_network(env, networks, config.ppo.combine_advantages)
+    if eval_env is not env:
+        check_network(eval_env, networks, config.ppo.combine_advantages)
     if initial_state is None:
         state = _new_state(env, networks, config)
     else:
-        check_number_of_environments(initial_state.env_states, config.ppo.n_envs)
-        if initial_state.networks is not networks:
-            nnx.update(networks, nnx.state(initial_state.networks))
-        state = initial_state.replace(networks=networks)
-    state = state.replace(step_words=words_of(state.steps_taken, state.step_words))
+        state = _resumed_state(initial_state, networks, config.ppo)
     outcome = run_training(
         Algorithm(
             iteration=lambda state: _iteration(env, state, config.ppo),
@@ -108,7 +112,7 @@ def train_ppo(
         state,
         Schedule(config.ppo.total_steps, config.eval, config.checkpoint_every_steps),
         Callbacks(log_fn, checkpoint_fn, stop_fn),
-        eval_env=env if eval_env is None else eval_env,
+        eval_env=eval_env,
         keys=purpose_keys(config.seed),
         throughput=LoggingLevel.THROUGHPUT in config.ppo.logging_level,
     )
@@ -391,6 +395,28 @@ def learning_rate_of(config: PPOConfig) -> float | optax.Schedule:
     iterations = -(-config.total_steps // (config.n_envs * config.rollout_length))
     updates = iterations * config.n_epochs * config.n_minibatches
     return optax.linear_schedule(config.learning_rate, config.final_learning_rate, updates)
+
+
+def _resumed_state(
+    state: TrainingState, networks: StatefulModule, config: PPOConfig
+) -> TrainingState:
+    """Return a state that goes on from another, with the caller's network and configuration."""
+    check_number_of_environments(state.env_states, config.n_envs)
+    optimizer = make_optimizer(
+        networks, learning_rate_of(config), config.gradient_clipping, config.weight_decay
+    )
+    stored = nnx.state(state.optimizer)
+    check_same_variables("initial_state.optimizer", nnx.state(optimizer), stored)
+    nnx.update(optimizer, stored)
+    if state.networks is not networks:
+        weights = nnx.state(state.networks)
+        check_same_variables("initial_state.networks", nnx.state(networks), weights)
+        nnx.update(networks, weights)
+    return state.replace(
+        networks=networks,
+        optimizer=optimizer,
+        step_words=words_of(state.steps_taken, state.step_words),
+    )
 
 
 def _resolved(config: TrainConfig | None, total_steps: int | None, seed: int | None) -> TrainConfig:

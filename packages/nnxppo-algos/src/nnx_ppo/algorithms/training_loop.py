@@ -5,12 +5,14 @@ it once as a plain `jax.jit` on flat arrays, and schedules evaluation, checkpoin
 around it.
 """
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Key
 
@@ -104,13 +106,13 @@ def run_training(
             previous, step = step, step + algorithm.steps_per_iteration
             iterations += 1
             if callbacks.stop_fn is not None:
-                run.sync()
-                stopped = callbacks.stop_fn()
+                with run.lent():
+                    stopped = callbacks.stop_fn()
             last = stopped or step >= schedule.total_steps
             metrics = {**metrics, **breaks.take(step, previous, learned, last=last)}
     finally:
         run.sync()
-    return Outcome(run.state(), metrics, breaks.history, step, iterations)
+    return Outcome(run.final_state(), metrics, breaks.history, step, iterations)
 
 
 class _CompiledRun:
@@ -157,11 +159,25 @@ class _CompiledRun:
         """Bring the caller's network up to date."""
         nnx.update(self.networks, self._network)
 
-    def state(self) -> Any:
-        """Return the training state, its network the caller's own, the rest copied."""
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lend the caller's network, up to date, to a callback; go on with what it wrote."""
         self.sync()
-        leaves = [leaf.copy() for leaf in self._leaves]
-        return self._merged(self._network, leaves).replace(**{self._field: self.networks})
+        yield
+        self._network = jax.tree.map(
+            lambda new, old: new if new is old else jnp.asarray(new, old.dtype),
+            nnx.state(self.networks),
+            self._network,
+        )
+
+    def state(self) -> Any:
+        """Return a training state that later iterations neither change nor delete."""
+        return self._merged(self._network, [leaf.copy() for leaf in self._leaves])
+
+    def final_state(self) -> Any:
+        """Return the training state with the caller's own network."""
+        self.sync()
+        return self.state().replace(**{self._field: self.networks})
 
     def _merged(self, network: Any, leaves: list[Array]) -> Any:
         data = {**jax.tree.unflatten(self._tree, leaves), self._field: network}
@@ -216,11 +232,12 @@ class _Breaks:
         metrics = {**(learned or {}), "total_steps": step}
         if schedule.eval.enabled and due(schedule.eval.every_steps):
             metrics.update(self._evaluate(step))
-        if callbacks.log_fn is not None:
-            self._run.sync()
-            call_forgivingly(callbacks.log_fn, metrics, step)
+        if callbacks.log_fn is not None and len(metrics) > 1:
+            with self._run.lent():
+                call_forgivingly(callbacks.log_fn, metrics, step)
         if callbacks.checkpoint_fn is not None and due(schedule.checkpoint_every_steps):
-            callbacks.checkpoint_fn(self._run.state(), step)
+            with self._run.lent():
+                callbacks.checkpoint_fn(self._run.state(), step)
         return metrics
 
     def _evaluate(self, step: int) -> dict[str, Any]:

@@ -20,14 +20,18 @@ def make_optimizer(
     gradient_clipping: float | None = None,
     weight_decay: float | None = None,
 ) -> nnx.Optimizer:
-    """Return Adam, or AdamW with `weight_decay`, behind global-norm clipping if asked for."""
-    if weight_decay is None:
-        transform = optax.adam(learning_rate)
-    else:
-        transform = optax.adamw(learning_rate, weight_decay=weight_decay)
+    """Return Adam, or AdamW with `weight_decay`, behind global-norm clipping if asked for.
+
+    Its state has the same tree whatever the settings, so that a run can go on with others.
+    """
+    clip, decay = optax.identity(), optax.identity()
     if gradient_clipping is not None:
-        transform = optax.chain(optax.clip_by_global_norm(gradient_clipping), transform)
-    return nnx.Optimizer(networks, transform, wrt=nnx.Param)
+        clip = optax.clip_by_global_norm(gradient_clipping)
+    if weight_decay is not None:
+        decay = optax.add_decayed_weights(weight_decay)
+    schedule = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
+    adam = (optax.scale_by_adam(), decay, optax.scale_by_learning_rate(schedule))
+    return nnx.Optimizer(networks, optax.chain(clip, *adam), wrt=nnx.Param)
 
 
 def learn(

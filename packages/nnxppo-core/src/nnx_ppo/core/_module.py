@@ -47,9 +47,8 @@ class StatefulModule(nnx.Module, abc.ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        owner = next(base for base in cls.__mro__ if "unroll" in vars(base))
-        below = cls.__mro__[: cls.__mro__.index(owner)]
-        if any(name in vars(base) for base in below for name in _STEP_METHODS):
+        owner = _provider(cls, "unroll")
+        if not all(issubclass(owner, _provider(cls, name)) for name in _STEP_METHODS):
             cls.unroll = StatefulModule.unroll
 
     @abc.abstractmethod
@@ -122,6 +121,11 @@ class StatefulModule(nnx.Module, abc.ABC):
         if jax.tree.leaves(state) or owns_random_stream(self):
             return unroll_stepwise(self, state, xs, done, rollout_extras)
         return _unroll_folded(self, state, xs, done, rollout_extras)
+
+
+def _provider(cls: type, name: str) -> type:
+    """Return the class that a class has a method from."""
+    return next(base for base in cls.__mro__ if name in vars(base))
 
 
 def owns_random_stream(module: nnx.Module) -> bool:

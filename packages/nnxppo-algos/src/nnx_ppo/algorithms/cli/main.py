@@ -16,12 +16,13 @@ from flax import nnx
 from rich.console import Console
 
 from nnx_ppo.algorithms._forgiving import call_forgivingly
+from nnx_ppo.algorithms.checks import check_no_video
 from nnx_ppo.algorithms.cli.progress import ProgressDisplay, evaluation_text
 from nnx_ppo.algorithms.cli.run_config import RunConfig, make_network, preset_run, to_plain
-from nnx_ppo.algorithms.cli.run_folder import RunFolder, default_path
+from nnx_ppo.algorithms.cli.run_folder import RunFolder, new_run_folder
 from nnx_ppo.algorithms.discovery import environment_providers, find_environment, logger_factory
 from nnx_ppo.algorithms.ppo import train_ppo
-from nnx_ppo.core import Logger
+from nnx_ppo.core import Logger, RLEnv, StatefulModule
 
 _DESCRIPTION = "Train stateful policies with PPO: nnxppo train ENV [options]"
 
@@ -46,14 +47,15 @@ def main(args: Sequence[str] | None = None) -> int:
         command = _parse(args)
         if isinstance(command, ListEnvironments):
             _list_environments(console)
-        else:
-            _train(command, console)
+            return 0
+        run = _prepared(command, console)
     except (ValueError, TypeError, FileNotFoundError, FileExistsError) as error:
         message = "\n".join([str(error), *getattr(error, "__notes__", [])])
         Console(stderr=True, style="red").print(
             f"nnxppo: {message}", markup=False, highlight=False, soft_wrap=True
         )
         return 2
+    run.train(console)  # errors from here on are no fault of the input, and show where they arose
     return 0
 
 
@@ -84,38 +86,71 @@ def _list_environments(console: Console) -> None:
             console.print(f"{provider:12} {name}", highlight=False)
 
 
-def _train(config: RunConfig, console: Console) -> None:
-    """Train, showing progress and keeping a record."""
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A run whose parts have been made.
+
+    Attributes:
+        config: The configuration.
+        env: The environment.
+        networks: The network.
+        folder: The run folder.
+        display: The progress display.
+        loggers: All that metrics are reported to, folder and display included.
+    """
+
+    config: RunConfig
+    env: RLEnv
+    networks: StatefulModule
+    folder: RunFolder
+    display: ProgressDisplay
+    loggers: list[Logger]
+
+    def train(self, console: Console) -> None:
+        """Train, and print the result."""
+        start = time.perf_counter()
+        try:
+            with self.display, _stop_on_interrupt(self.display.say) as stop_fn:
+                result = train_ppo(
+                    self.env,
+                    self.networks,
+                    self.config.train,
+                    log_fn=self._log,
+                    stop_fn=stop_fn,
+                )
+        finally:
+            for logger in self.loggers:
+                call_forgivingly(logger.close)
+        minutes, seconds = divmod(round(time.perf_counter() - start), 60)
+        evaluation = evaluation_text(result.final_metrics) or "not evaluated"
+        for line in (
+            f"run folder: {self.folder.path}",
+            f"{self.config.env}: final evaluation {evaluation} after {result.total_steps:,} steps, "
+            f"{minutes} min {seconds:02d} s",
+        ):
+            console.print(line, highlight=False, soft_wrap=True)
+
+    def _log(self, metrics: dict[str, Any], step: int) -> None:
+        for logger in self.loggers:
+            call_forgivingly(logger.log, metrics, step)
+
+
+def _prepared(config: RunConfig, console: Console) -> _Run:
+    """Make the parts of a run; whatever is wrong with the input comes up here."""
     overrides = {name: _literal(value) for name, value in config.overrides.items()}
     env = find_environment(config.env).load(config.env, **overrides)
     networks = make_network(env, config.network, nnx.Rngs(config.train.seed))
+    check_no_video(config.train.video)
     factories = [logger_factory(name) for name in config.loggers]
     plain = to_plain(config)
-    folder = RunFolder(Path(config.out) if config.out else default_path(config.env), plain)
+    if config.out is None:
+        folder = new_run_folder(config.env, plain)
+    else:
+        folder = RunFolder(Path(config.out), plain)
     display = ProgressDisplay(config.env, config.train.ppo.total_steps, console)
     loggers: list[Logger] = [folder, display]
     loggers += [make_logger(str(folder.path), plain) for make_logger in factories]
-
-    def log(metrics: dict[str, Any], step: int) -> None:
-        for logger in loggers:
-            call_forgivingly(logger.log, metrics, step)
-
-    start = time.perf_counter()
-    try:
-        with display, _stop_on_interrupt(display.say) as stop_fn:
-            result = train_ppo(env, networks, config.train, log_fn=log, stop_fn=stop_fn)
-    finally:
-        for logger in loggers:
-            call_forgivingly(logger.close)
-    minutes, seconds = divmod(round(time.perf_counter() - start), 60)
-    evaluation = evaluation_text(result.final_metrics) or "not evaluated"
-    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
-    console.print(
-        f"{config.env}: final evaluation {evaluation} after {result.total_steps:,} steps, "
-        f"{minutes} min {seconds:02d} s",
-        highlight=False,
-        soft_wrap=True,
-    )
+    return _Run(config, env, networks, folder, display, loggers)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,16 @@ import jax
 import tyro
 from flax import nnx
 
-from nnx_ppo.algorithms._validation import check_fields, frozen_config, integer, number, one_of
+from nnx_ppo.algorithms._validation import (
+    check_fields,
+    frozen_config,
+    instance,
+    integer,
+    number,
+    one_of,
+    sizes,
+    tuples_for_lists,
+)
 from nnx_ppo.algorithms.config import TrainConfig
 from nnx_ppo.algorithms.discovery import find_environment
 from nnx_ppo.core import RLEnv, StatefulModule
@@ -43,7 +52,11 @@ class NetworkConfig:
     normalize_obs: bool = True
 
     def __post_init__(self) -> None:
+        tuples_for_lists(self, "actor_hidden", "critic_hidden")
         rules = {
+            "actor_hidden": sizes(),
+            "critic_hidden": sizes(),
+            "normalize_obs": instance(bool, "True or False"),
             "kind": one_of("mlp", "lstm"),
             "activation": one_of(*_ACTIVATIONS),
             "lstm_features": integer(1),

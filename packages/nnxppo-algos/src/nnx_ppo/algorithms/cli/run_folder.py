@@ -1,6 +1,7 @@
 """The folder that a run leaves behind: `config.json` and `metrics.jsonl`."""
 
 import datetime
+import itertools
 import json
 import math
 import platform
@@ -26,17 +27,19 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        metrics = path / "metrics.jsonl"
-        if metrics.exists() and metrics.stat().st_size:
-            raise FileExistsError(
-                f"The folder {path} holds a run already; choose another with --out, or remove it."
-            )
-        path.mkdir(parents=True, exist_ok=True)
-        self.path = path
         versions = {"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}}
         record = {**config, "versions": versions, "device": jax.devices()[0].device_kind}
-        (path / "config.json").write_text(json.dumps(record, indent=2) + "\n")
-        self._metrics = metrics.open("a", buffering=1)
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            # Made here or not at all: of two runs that start together only one gets the folder.
+            with (path / "config.json").open("x") as file:
+                file.write(json.dumps(record, indent=2) + "\n")
+        except FileExistsError:
+            raise FileExistsError(
+                f"The folder {path} holds a run already; choose another with --out, or remove it."
+            ) from None
+        self.path = path
+        self._metrics = (path / "metrics.jsonl").open("a", buffering=1)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Append a line; numbers that JSON does not know (NaN, infinity) become null."""
@@ -47,13 +50,22 @@ class RunFolder:
         """Keep no videos."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; take back a folder that no metrics ever reached."""
         self._metrics.close()
+        if not (self.path / "metrics.jsonl").stat().st_size:
+            (self.path / "metrics.jsonl").unlink()
+            (self.path / "config.json").unlink()
 
 
-def default_path(env: str) -> Path:
-    """Return a folder name for a run that starts now."""
-    return Path("runs") / f"{env}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+def new_run_folder(env: str, config: Mapping[str, Any]) -> RunFolder:
+    """Return a folder of its own for a run that starts now, also beside others that do."""
+    name = f"{env}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    for number in itertools.count(1):
+        try:
+            return RunFolder(Path("runs") / (name if number == 1 else f"{name}-{number}"), config)
+        except FileExistsError:
+            continue
+    raise AssertionError("unreachable")
 
 
 def _finite(value: Any) -> Any:
