@@ -75,8 +75,9 @@ def test_steps_are_counted_in_actions() -> None:
 @pytest.mark.parametrize("preset", [PRESETS["CartpoleBalance"], preset_from_brax(BRAX)])
 def test_presets_use_only_known_fields(preset: dict[str, Any]) -> None:
     assert set(preset) == {"network", "train"}
-    assert set(preset["network"]) == {
+    assert set(preset["network"]) <= {
         "kind",
+        "activation",
         "actor_hidden",
         "critic_hidden",
         "entropy_weight",
@@ -87,6 +88,7 @@ def test_presets_use_only_known_fields(preset: dict[str, Any]) -> None:
     assert set(preset["train"]["ppo"]) <= {
         "n_envs",
         "rollout_length",
+        "final_learning_rate",
         "total_steps",
         "gae_lambda",
         "discounting_factor",
