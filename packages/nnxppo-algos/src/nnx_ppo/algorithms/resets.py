@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Key, PyTree, Shaped, UInt32
+from jaxtyping import Array, Bool, PyTree, Shaped
 
 from nnx_ppo.algorithms._functional import clone_keys, query_values, strongly_typed
 from nnx_ppo.core import RLEnv, StatefulModule
 
 Tree = TypeVar("Tree")
-Keys = Key[Array, " batch"] | UInt32[Array, "batch words"]
 
 
 def chunk_size(n_envs: int) -> int:
