@@ -11,7 +11,7 @@ from flax import nnx
 
 from nnx_ppo.core import StatefulModule, StatefulModuleOutput, unroll_stepwise
 from nnx_ppo.networks import Concat, Parallel, Sequential, Splitter
-from nnx_ppo.networks._routed import Name, RoutedModule
+from nnx_ppo.networks.routed import Name, RoutedModule
 
 X = jnp.array([[1.0], [2.0]])
 

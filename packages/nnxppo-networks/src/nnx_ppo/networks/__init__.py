@@ -11,6 +11,7 @@ from nnx_ppo.networks.factories import (
 from nnx_ppo.networks.feedforward import Dense
 from nnx_ppo.networks.normalizer import Normalizer, NormalizerStatistics
 from nnx_ppo.networks.recurrent import LSTM
+from nnx_ppo.networks.routed import RoutedModule, Runner
 from nnx_ppo.networks.sampling_layers import ActionSampler, EntropyWeight, NormalTanhSampler
 from nnx_ppo.networks.types import (
     ACTIVATION_KEY,
@@ -40,6 +41,8 @@ __all__ = [
     "PPOAdapter",
     "PPONetworkOutput",
     "Parallel",
+    "RoutedModule",
+    "Runner",
     "Sequential",
     "Splitter",
     "StatefulModule",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from nnx_ppo.core import PPONetworkOutput, StatefulModule
 from nnx_ppo.networks._checks import check_module
-from nnx_ppo.networks._routed import Name, RoutedModule, Runner
+from nnx_ppo.networks.routed import Name, RoutedModule, Runner
 
 
 class PPOAdapter(RoutedModule):

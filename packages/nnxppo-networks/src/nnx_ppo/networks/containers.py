@@ -11,7 +11,7 @@ from jaxtyping import Array, Shaped
 
 from nnx_ppo.core import StatefulModule, StatefulModuleOutput
 from nnx_ppo.networks._checks import check_module, check_named_modules, check_size
-from nnx_ppo.networks._routed import Name, RoutedModule, Runner
+from nnx_ppo.networks.routed import Name, RoutedModule, Runner
 
 
 class Sequential(RoutedModule):

@@ -14,6 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from nnx_ppo.core import StatefulModule, StatefulModuleOutput, UnrollOutput
+from nnx_ppo.networks._streams import fork_stream, take_keys
 
 
 class EntropyWeight(nnx.Variable):
@@ -100,7 +101,7 @@ class NormalTanhSampler(ActionSampler):
                 "NormalTanhSampler: expected min_std >= 0 and std_scale > 0, got "
                 f"min_std={min_std!r}, std_scale={std_scale!r}."
             )
-        self.rng = _fork_stream(rng)
+        self.rng = fork_stream(rng, "action", "NormalTanhSampler: rng")
         self.entropy_weight = EntropyWeight(jnp.asarray(entropy_weight, jnp.float32))
         self.min_std = min_std
         self.std_scale = std_scale
@@ -135,7 +136,7 @@ class NormalTanhSampler(ActionSampler):
         if self.deterministic:
             noise = _no_noise(mean)
         else:
-            keys = _take_keys(self.rng, len(done))
+            keys = take_keys(self.rng, len(done))
             noise = jax.vmap(lambda key: _draw_noise(key, mean.shape[1:]))(keys)
         _, output, loss = self._act(mean, std, noise, rollout_extras)
         return UnrollOutput(state, output, loss)
@@ -194,28 +195,3 @@ def _draw_noise(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Return the noise of the action and that of the entropy's sample."""
     action_noise, entropy_noise = jax.random.normal(key, (2, *shape))
     return action_noise, entropy_noise
-
-
-def _fork_stream(rng: Any) -> nnx.RngStream:
-    """Return a stream of one's own, which no later fork of `rng` gives to another module."""
-    if not isinstance(rng, nnx.Rngs):
-        raise TypeError(
-            f"NormalTanhSampler: rng must be an nnx.Rngs, got {type(rng).__name__}; write "
-            "nnx.Rngs(0) or nnx.Rngs(action=key)."
-        )
-    if "action" not in rng and "default" not in rng:
-        raise ValueError(
-            "NormalTanhSampler: rng must have a stream 'action' or a default one, got "
-            f"{sorted(rng)}; write nnx.Rngs(0) or nnx.Rngs(params=0, action=1)."
-        )
-    return rng.action.fork()
-
-
-def _take_keys(stream: nnx.RngStream, number: int) -> Array:
-    """Return the keys that so many calls of a stream give, and leave it as they would."""
-    start = stream.count[...]
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(
-        stream.key[...], start + jnp.arange(number, dtype=start.dtype)
-    )
-    stream.count[...] = start + jnp.asarray(number, start.dtype)
-    return keys

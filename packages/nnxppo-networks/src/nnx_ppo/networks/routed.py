@@ -129,7 +129,7 @@ class RoutedModule(StatefulModule):
 
     Example:
         >>> from nnx_ppo.networks import Dense
-        >>> class Residual(RoutedModule):
+        >>> class Doubled(RoutedModule):
         ...     def __init__(self, inner):
         ...         self.inner = inner
         ...
@@ -137,8 +137,8 @@ class RoutedModule(StatefulModule):
         ...         return {"inner": self.inner}
         ...
         ...     def _route(self, x, run):
-        ...         return x + run("inner", x)
-        >>> block = Residual(Dense(4, 4, nnx.Rngs(0)))
+        ...         return 2 * run("inner", x)
+        >>> block = Doubled(Dense(4, 4, nnx.Rngs(0)))
         >>> block(block.initialize_state(2), jnp.ones((2, 4))).output.shape
         (2, 4)
     """
