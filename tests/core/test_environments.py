@@ -12,6 +12,7 @@ from nnx_ppo.core.testing import (
     AnalyticEnvironments,
     Endless,
     FollowTarget,
+    PickTarget,
     RememberCue,
     TwoHands,
 )
@@ -19,11 +20,21 @@ from nnx_ppo.core.testing import (
 from .helpers import leaf_types
 
 KEY = jax.random.key(0)
-ALL = [FollowTarget(), RememberCue(), TwoHands(), Endless(), Endless(flag="truncated")]
+ALL = [
+    FollowTarget(),
+    RememberCue(),
+    TwoHands(),
+    PickTarget(),
+    PickTarget(masked=True),
+    Endless(),
+    Endless(flag="truncated"),
+]
 
 
-def zero_action(env: Any) -> Any:
-    return jax.tree.map(jnp.zeros, env.action_size)
+def full_action(env: Any, value: float = 0.0) -> Any:
+    if isinstance(env, PickTarget):
+        return jnp.asarray(value, jnp.int32)
+    return jax.tree.map(lambda size: jnp.full(size, value), env.action_size)
 
 
 def episode(env: Any, policy: Any, key: Any = KEY) -> tuple[Any, int]:
@@ -38,7 +49,7 @@ def episode(env: Any, policy: Any, key: Any = KEY) -> tuple[Any, int]:
 @pytest.mark.parametrize("env", ALL, ids=lambda env: type(env).__name__)
 def test_states_keep_structure_dtypes_and_weak_types(env: Any) -> None:
     first = jax.eval_shape(env.reset, KEY)
-    second = jax.eval_shape(env.step, first, zero_action(env))
+    second = jax.eval_shape(env.step, first, full_action(env))
     assert jax.tree.structure(first) == jax.tree.structure(second)
     assert leaf_types(first) == leaf_types(second)
 
@@ -46,7 +57,7 @@ def test_states_keep_structure_dtypes_and_weak_types(env: Any) -> None:
 @pytest.mark.parametrize("env", ALL, ids=lambda env: type(env).__name__)
 def test_batches_equal_single_environments(env: Any) -> None:
     keys = jax.random.split(KEY, 3)
-    action = jax.tree.map(lambda size: jnp.full(size, 0.25), env.action_size)
+    action = full_action(env, 0.25)
     states = jax.jit(jax.vmap(lambda key: env.step(env.reset(key), action)))(keys)
     for index, key in enumerate(keys):
         single = env.step(env.reset(key), action)
@@ -150,6 +161,50 @@ class TestTwoHands:
         # 1 − 0.5² = 0.75;  1 − (0² + 0.25²) = 0.9375.
         np.testing.assert_allclose(reward["left"], 0.75, rtol=1e-6)
         np.testing.assert_allclose(reward["right"], 0.9375, rtol=1e-6)
+
+
+class TestPickTarget:
+    def test_best_return_is_the_length(self) -> None:
+        found = episode(PickTarget(3, length=4), lambda state: jnp.argmax(state.obs))
+        assert found == (4.0, 4)
+
+    def test_only_the_target_is_rewarded(self) -> None:
+        env = PickTarget(5)
+        state = env.reset(KEY)
+        rewards = [float(env.step(state, jnp.asarray(i)).reward) for i in range(5)]
+        assert rewards == state.obs.tolist()
+        assert sorted(rewards) == [0.0, 0.0, 0.0, 0.0, 1.0]
+
+    def test_targets_are_uniform_and_independent_of_the_last(self) -> None:
+        env = PickTarget(4)
+
+        def two(key: Any) -> Any:
+            first = env.reset(key)
+            return first.info["target"], env.step(first, jnp.asarray(0)).info["target"]
+
+        pairs = jax.vmap(two)(jax.random.split(KEY, 16_000))
+        counts = np.bincount(4 * pairs[0] + pairs[1], minlength=16)
+        # Each of 16 pairs has probability 1/16: 1000 expected, deviation sqrt(1000 * 15/16) < 31.
+        assert abs(counts - 1000).max() < 4 * 31
+
+    def test_masks_allow_the_target_and_half_of_the_others(self) -> None:
+        env = PickTarget(4, masked=True)
+        obs = jax.vmap(env.reset)(jax.random.split(KEY, 10_000)).obs
+        assert obs["mask"].dtype == bool
+        assert obs["mask"][obs["target"] == 1].all()
+        # 30,000 fair coins: deviation of the mean sqrt(1/4 / 30,000) < 0.003.
+        assert abs(obs["mask"][obs["target"] == 0].mean() - 0.5) < 4 * 0.003
+
+    def test_what_is_not_allowed_is_counted(self) -> None:
+        env = PickTarget(8, masked=True)
+        state = env.reset(KEY)
+        found = [float(env.step(state, jnp.asarray(i)).metrics["disallowed"]) for i in range(8)]
+        assert found == (~state.obs["mask"]).astype(float).tolist()
+        assert 0 < sum(found) < 8
+
+    def test_at_least_one_action(self) -> None:
+        with pytest.raises(ValueError, match="num_actions=0 must be at least 1"):
+            PickTarget(0)
 
 
 class TestEndless:

@@ -151,7 +151,9 @@ def _check_action_sizes(actions: PyTree, sizes: Any) -> None:
             raise ValueError(
                 f"networks: actions{jax.tree_util.keystr(path)} must have env.action_size="
                 f"{size} features, expected shape ({_BATCH}, {size}) for a batch of {_BATCH}, "
-                f"got {action.shape}. A NormalTanhSampler needs twice as many inputs as actions."
+                f"got {action.shape}. A NormalTanhSampler needs twice as many inputs as actions; "
+                "an environment whose action is one choice (CategoricalSampler) declares no "
+                "action_size."
             )
 
 

@@ -215,7 +215,7 @@ class RoutedModule(StatefulModule):
         in another order: then it goes step by step.
         """
         children = self._children()
-        if _share_random_stream(children.values()):
+        if share_random_stream(children.values()):
             return unroll_stepwise(self, state, xs, done, rollout_extras)
         run = WindowRunner(
             children, self._unpack(state, "state"), self._unpack_extras(rollout_extras), done
@@ -241,7 +241,7 @@ class RoutedModule(StatefulModule):
             child.update_statistics(extras[name])
 
 
-def _share_random_stream(modules: Iterable[nnx.Module]) -> bool:
+def share_random_stream(modules: Iterable[nnx.Module]) -> bool:
     """Whether some random stream is reachable from two of the modules."""
     seen: set[int] = set()
     for module in modules:

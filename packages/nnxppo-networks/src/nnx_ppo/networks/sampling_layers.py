@@ -4,90 +4,32 @@ A sampler stores the action before squashing in `rollout_extras`, because the re
 likelihood of the action that was taken, under weights that have changed since.
 """
 
-import abc
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from nnx_ppo.core import StatefulModule, StatefulModuleOutput, UnrollOutput
-from nnx_ppo.networks._streams import fork_stream, take_keys
+from nnx_ppo.networks._sampling import ActionSampler, DistributionSampler, EntropyWeight
+from nnx_ppo.networks.discrete_samplers import CategoricalSampler, MultiCategoricalSampler
+from nnx_ppo.networks.distributions import Normal, TanhNormal
 
-
-class EntropyWeight(nnx.Variable):
-    """The weight of an entropy bonus.
-
-    A variable and not a plain attribute, so that a training loop can lower it between iterations
-    without compiling again; not an `nnx.Param`, so that it has no gradient.
-    """
-
-
-class ActionSampler(StatefulModule):
-    """Base of action samplers.
-
-    The output is a dict `{"action", "log_likelihood"}`, which `PPOAdapter` collects.
-
-    Attributes:
-        deterministic: Whether to act by the mean instead of sampling; `network.eval()` sets it,
-            `network.train()` clears it.
-    """
-
-    deterministic: bool = False
-
-    @abc.abstractmethod
-    def __call__(
-        self,
-        state: tuple[()],
-        mean_and_std: Float[Array, "*batch mean_std_dim"],
-        rollout_extras: Float[Array, "*batch action_dim"] | None = None,
-    ) -> StatefulModuleOutput:
-        """Sample an action, or evaluate the one that was taken.
-
-        Args:
-            state: An empty tuple.
-            mean_and_std: Parameters of the distribution, `(batch, 2 * action_dim)`.
-            rollout_extras: None to sample; in the replay the raw action, `(batch, action_dim)`.
-        """
+__all__ = [
+    "ActionSampler",
+    "CategoricalSampler",
+    "DistributionSampler",
+    "EntropyWeight",
+    "MultiCategoricalSampler",
+    "NormalSampler",
+    "NormalTanhSampler",
+]
 
 
-class NormalTanhSampler(ActionSampler):
-    """A diagonal Gaussian, squashed to (−1, 1) by tanh.
-
-    The first half of the input is the mean of the raw action `z`, the second half makes its
-    standard deviation, `std_scale * (softplus(second half) + min_std)`. The log-likelihood is
-    that of the squashed action, with the Jacobian of tanh (appendix C of Haarnoja et al., 2018,
-    arXiv:1801.01290) in the form that does not overflow,
-    `log(1 - tanh(z)^2) = 2 (log 2 - z - softplus(-2 z))`.
-
-    The squashed distribution has no closed entropy. It is estimated as the entropy of the
-    Gaussian plus the log-Jacobian at one reparameterised sample of its own, which depends on the
-    parameters; the action does not: no gradient flows through it.
-
-    The sampler owns a random stream, split off `rng` when it is made, and takes one key from it
-    at each step, in the replay too. In deterministic mode it draws nothing: the action and the
-    sample of the entropy are the mean, whether `rollout_extras` is given or not.
-
-    Args:
-        rng: Gives the sampler its stream: from the stream `action` if there is one, otherwise
-            from the default stream.
-        entropy_weight: The loss of a sample is minus this times its entropy. It is kept in an
-            `EntropyWeight`; write `sampler.entropy_weight[...] = 0.01` to change it.
-        min_std: Added to the standard deviation before scaling.
-        std_scale: Factor of the standard deviation.
-
-    Raises:
-        TypeError: `rng` is not an `nnx.Rngs`.
-        ValueError: `rng` has no suitable stream, or a number is out of range.
-
-    Example:
-        >>> sampler = NormalTanhSampler(nnx.Rngs(0), entropy_weight=1e-2)
-        >>> out = sampler((), jnp.zeros((5, 6)))
-        >>> out.output["action"].shape, out.output["log_likelihood"].shape
-        ((5, 3), (5,))
-    """
+class _GaussianSampler(DistributionSampler):
+    """Base of the samplers with mean and standard deviation; see `NormalTanhSampler`."""
 
     def __init__(
         self,
@@ -95,103 +37,121 @@ class NormalTanhSampler(ActionSampler):
         entropy_weight: float,
         min_std: float = 1e-3,
         std_scale: float = 1.0,
+        *,
+        free_std: Sequence[float] | None = None,
     ) -> None:
         if not (min_std >= 0 and std_scale > 0):
             raise ValueError(
-                "NormalTanhSampler: expected min_std >= 0 and std_scale > 0, got "
+                f"{type(self).__name__}: expected min_std >= 0 and std_scale > 0, got "
                 f"min_std={min_std!r}, std_scale={std_scale!r}."
             )
-        self.rng = fork_stream(rng, "action", "NormalTanhSampler: rng")
-        self.entropy_weight = EntropyWeight(jnp.asarray(entropy_weight, jnp.float32))
+        super().__init__(rng, entropy_weight)
         self.min_std = min_std
         self.std_scale = std_scale
-        self.deterministic = False
+        self.free_std = None if free_std is None else nnx.Param(self._spreads(free_std))
 
-    def __call__(
-        self,
-        state: tuple[()],
-        mean_and_std: Float[Array, "*batch mean_std_dim"],
-        rollout_extras: Float[Array, "*batch action_dim"] | None = None,
-    ) -> StatefulModuleOutput:
-        """Sample an action, or evaluate the one that was taken; see `ActionSampler`."""
-        mean, std = self._distribution(mean_and_std)
-        noise = _no_noise(mean) if self.deterministic else _draw_noise(self.rng(), mean.shape)
-        raw, output, loss = self._act(mean, std, noise, rollout_extras)
-        return StatefulModuleOutput(state, output, loss, {"mu": mean, "sigma": std}, raw)
-
-    def initialize_state(self, batch_size: int) -> tuple[()]:
-        """Return an empty tuple: a sampler keeps no carry."""
-        del batch_size
-        return ()
-
-    def unroll(
-        self,
-        state: tuple[()],
-        xs: Float[Array, "time batch mean_std_dim"],
-        done: Bool[Array, "time batch"],
-        rollout_extras: Float[Array, "time batch action_dim"] | None = None,
-    ) -> UnrollOutput:
-        """Sample a window at once, with the draws that the steps would have made."""
-        mean, std = self._distribution(xs)
-        if self.deterministic:
-            noise = _no_noise(mean)
-        else:
-            keys = take_keys(self.rng, len(done))
-            noise = jax.vmap(lambda key: _draw_noise(key, mean.shape[1:]))(keys)
-        _, output, loss = self._act(mean, std, noise, rollout_extras)
-        return UnrollOutput(state, output, loss)
-
-    def _distribution(self, mean_and_std: Array) -> tuple[Array, Array]:
-        if mean_and_std.shape[-1] % 2 or not mean_and_std.shape[-1]:
+    def _spreads(self, stds: Any) -> Float[Array, " dim"]:
+        """Return what softplus, `min_std` and `std_scale` turn into these deviations."""
+        if not isinstance(stds, Sequence) or isinstance(stds, str):
+            raise TypeError(
+                f"{type(self).__name__}: free_std must be a list with one initial standard "
+                f"deviation for each action dimension, got {stds!r}; write free_std=[0.5] * 3 for "
+                "three dimensions."
+            )
+        least = self.min_std * self.std_scale
+        if not stds or not all(least < std < math.inf for std in stds):
             raise ValueError(
-                "NormalTanhSampler: mean_and_std holds means and deviations side by side and needs "
-                f"an even last axis, got shape {mean_and_std.shape}; make the layer before it "
+                f"{type(self).__name__}: free_std needs one number above min_std * std_scale = "
+                f"{least} for each action dimension, got {list(stds)!r}; raise it or lower min_std."
+            )
+        positive = [std / self.std_scale - self.min_std for std in stds]
+        return jnp.asarray([y + math.log(-math.expm1(-y)) for y in positive], jnp.float32)
+
+    def _mean_and_std(self, inputs: Array) -> tuple[Array, Array]:
+        if self.free_std is not None:
+            spread = self.free_std[...]
+            self._check_means(inputs, len(spread))
+            return inputs, jnp.broadcast_to(self._std(spread), inputs.shape)
+        if inputs.shape[-1] % 2 or not inputs.shape[-1]:
+            raise ValueError(
+                f"{type(self).__name__}: mean_and_std holds means and deviations side by side and "
+                f"needs an even last axis, got shape {inputs.shape}; make the layer before it "
                 "2 * action_size wide."
             )
-        mean, spread = jnp.split(mean_and_std, 2, axis=-1)
-        return mean, (jax.nn.softplus(spread) + self.min_std) * self.std_scale
+        mean, spread = jnp.split(inputs, 2, axis=-1)
+        return mean, self._std(spread)
 
-    def _act(
-        self, mean: Array, std: Array, noise: tuple[Array, Array], stored: Array | None
-    ) -> tuple[Array, dict[str, Array], Array]:
-        """Return the raw action, the output and the loss, for any number of leading axes."""
-        action_noise, entropy_noise = noise
-        if stored is None or self.deterministic:
-            raw = jax.lax.stop_gradient(mean + std * action_noise)
-        elif stored.shape != mean.shape:
+    def _std(self, spread: Array) -> Array:
+        return (jax.nn.softplus(spread) + self.min_std) * self.std_scale
+
+    def _check_means(self, inputs: Array, number: int) -> None:
+        if inputs.shape[-1] != number:
             raise ValueError(
-                f"NormalTanhSampler: rollout_extras must be the raw action, of shape {mean.shape}, "
-                f"got {stored.shape}; pass what the sampler emitted at this step."
+                f"{type(self).__name__}: with free_std the input holds the means alone, one for "
+                f"each of {number} dimensions, got shape {inputs.shape}; make the layer before it "
+                f"{number} wide."
             )
-        else:
-            raw = jax.lax.stop_gradient(stored)
-        output = {"action": jnp.tanh(raw), "log_likelihood": _log_likelihood(raw, mean, std)}
-        entropy = _entropy(mean, std, entropy_noise)
-        return raw, output, -self.entropy_weight[...] * entropy
 
 
-def _log_likelihood(raw: Array, mean: Array, std: Array) -> Float[Array, "*batch"]:
-    """Return the log-density of `tanh(raw)`, `raw` being Gaussian."""
-    gaussian = -0.5 * jnp.square((raw - mean) / std) - jnp.log(std) - 0.5 * math.log(2 * math.pi)
-    return jnp.sum(gaussian - _log_jacobian(raw), axis=-1)
+class NormalTanhSampler(_GaussianSampler):
+    """A diagonal Gaussian, squashed to (−1, 1) by tanh.
+
+    The first half of the input is the mean of the raw action `z`, the second half makes its
+    standard deviation, `std_scale * (softplus(second half) + min_std)`. The log-likelihood is
+    that of the squashed action `tanh(z)`. Its entropy has no closed form and is estimated, see
+    `TanhNormal`; the estimate depends on the parameters, while no gradient flows through the
+    action. In deterministic mode the action and the sample of the entropy are the mean.
+
+    Args:
+        rng: See `DistributionSampler`.
+        entropy_weight: See `DistributionSampler`.
+        min_std: Added to the standard deviation before scaling.
+        std_scale: Factor of the standard deviation.
+        free_std: Initial standard deviation of each action dimension. If given, deviations do not
+            depend on the input, which is then the mean alone, `(batch, action_dim)`: they are
+            parameters of the sampler, kept before softplus in `sampler.free_std`, and the
+            deviation is made from them in the same way.
+
+    Raises:
+        TypeError: `rng` is not an `nnx.Rngs`, or `free_std` no sequence.
+        ValueError: `rng` has no suitable stream, or a number is out of range.
+
+    Example:
+        >>> sampler = NormalTanhSampler(nnx.Rngs(0), entropy_weight=1e-2)
+        >>> out = sampler((), jnp.zeros((5, 6)))
+        >>> out.output["action"].shape, out.output["log_likelihood"].shape
+        ((5, 3), (5,))
+        >>> free = NormalTanhSampler(nnx.Rngs(0), entropy_weight=1e-2, free_std=[0.5] * 3)
+        >>> print(free((), jnp.zeros((1, 3))).metrics["sigma"])
+        [[0.5 0.5 0.5]]
+    """
+
+    def _distribution(self, inputs: Float[Array, "*batch features"]) -> TanhNormal:
+        return TanhNormal(*self._mean_and_std(inputs))
 
 
-def _entropy(mean: Array, std: Array, noise: Array) -> Float[Array, "*batch"]:
-    """Return an unbiased estimate of the entropy of the squashed Gaussian."""
-    gaussian = jnp.log(std) + 0.5 * math.log(2 * math.pi * math.e)
-    return jnp.sum(gaussian + _log_jacobian(mean + std * noise), axis=-1)
+class NormalSampler(_GaussianSampler):
+    """A diagonal Gaussian, not squashed: actions are unbounded, and the entropy is exact.
 
+    For environments that clip actions by themselves or take any real number.
 
-def _log_jacobian(raw: Array) -> Array:
-    """Return log(d tanh(z) / dz), exact also where tanh is flat."""
-    return 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
+    Args:
+        rng: See `DistributionSampler`.
+        entropy_weight: See `DistributionSampler`.
+        min_std: See `NormalTanhSampler`.
+        std_scale: See `NormalTanhSampler`.
+        free_std: See `NormalTanhSampler`.
 
+    Raises:
+        TypeError: `rng` is not an `nnx.Rngs`, or `free_std` no sequence.
+        ValueError: `rng` has no suitable stream, or a number is out of range.
 
-def _no_noise(mean: Array) -> tuple[Array, Array]:
-    return jnp.zeros_like(mean), jnp.zeros_like(mean)
+    Example:
+        >>> sampler = NormalSampler(nnx.Rngs(0), entropy_weight=1e-2)
+        >>> out = sampler((), jnp.zeros((5, 6)))
+        >>> out.output["action"].shape, out.output["log_likelihood"].shape
+        ((5, 3), (5,))
+    """
 
-
-def _draw_noise(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return the noise of the action and that of the entropy's sample."""
-    action_noise, entropy_noise = jax.random.normal(key, (2, *shape))
-    return action_noise, entropy_noise
+    def _distribution(self, inputs: Float[Array, "*batch features"]) -> Normal:
+        return Normal(*self._mean_and_std(inputs))

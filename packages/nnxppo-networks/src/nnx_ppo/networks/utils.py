@@ -1,8 +1,9 @@
-"""Small stateless layers that select and reshape trees."""
+"""Small layers that select, reshape and scale trees, and two containers that work on dicts."""
 
 from collections.abc import Callable, Mapping
 from functools import reduce
-from math import prod
+from math import isfinite, prod
+from numbers import Real
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from nnx_ppo.core import StatefulModule, StatefulModuleOutput
+from nnx_ppo.networks.containers import NamedContainer
+from nnx_ppo.networks.routed import Runner
 
 
 class Flattener(StatefulModule):
@@ -155,3 +158,109 @@ def _enter(node: Any, key: str | int) -> Any:
     if isinstance(node, jax.Array):
         raise TypeError("an index into an array would pick a sample of the batch")
     return node[key]
+
+
+class Scale(StatefulModule):
+    """Multiplies its input by a fixed number.
+
+    Args:
+        factor: The number. It is not trained.
+
+    Raises:
+        TypeError: `factor` is not a real number.
+        ValueError: `factor` is not finite.
+
+    Example:
+        >>> pixels = jnp.full((2, 3), 255, jnp.uint8)
+        >>> print(Scale(1 / 255)((), pixels).output[0])
+        [1. 1. 1.]
+    """
+
+    def __init__(self, factor: float | Real) -> None:
+        if not isinstance(factor, Real) or isinstance(factor, bool):
+            raise TypeError(
+                f"Scale: factor must be a real number, got {factor!r} ({type(factor).__name__}); "
+                "write Scale(0.5)."
+            )
+        if not isfinite(factor):
+            raise ValueError(f"Scale: factor must be finite, got {factor!r}.")
+        self.factor = float(factor)
+
+    def __call__(
+        self, state: tuple[()], x: Any, rollout_extras: Any = None
+    ) -> StatefulModuleOutput:
+        """Multiply each leaf of `x`, `(batch, *feature)`.
+
+        Floating-point leaves keep their dtype; integers and booleans become float32.
+        """
+        del rollout_extras
+        return StatefulModuleOutput(state, jax.tree.map(self._scaled, x), jnp.zeros(()), {})
+
+    def _scaled(self, leaf: Any) -> Array:
+        leaf = jnp.asarray(leaf)
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            leaf = leaf.astype(jnp.float32)
+        return leaf * jnp.asarray(self.factor, leaf.dtype)
+
+
+class Map(NamedContainer):
+    """Runs each module on the input's entry of the same name; the output is a dict of theirs.
+
+    Entries of the input without a module are dropped.
+
+    Args:
+        modules: The children by name; for names that are no Python identifiers.
+        **kwargs: The children by name, instead of `modules`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from nnx_ppo.networks import Dense
+        >>> rngs = nnx.Rngs(0)
+        >>> encoders = Map(body=Dense(3, 4, rngs), goal=Dense(2, 1, rngs))
+        >>> obs = {"body": jnp.ones((2, 3)), "goal": jnp.ones((2, 2)), "time": jnp.ones((2, 1))}
+        >>> out = encoders(encoders.initialize_state(2), obs).output
+        >>> {name: code.shape for name, code in out.items()}
+        {'body': (2, 4), 'goal': (2, 1)}
+    """
+
+    def _route(self, x: Any, run: Runner) -> dict[str, Any]:
+        return {name: run(name, self._entry(x, name)) for name in self.names}
+
+
+class Merge(NamedContainer):
+    """Runs several modules on the same input, and merges the dicts that they return into one.
+
+    Args:
+        modules: The children by name; for names that are no Python identifiers. The names appear
+            in the carry and in the metrics, not in the output.
+        **kwargs: The children by name, instead of `modules`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from nnx_ppo.networks import Dense, Sequential, Splitter
+        >>> policy = Sequential([Dense(3, 6, nnx.Rngs(0)), Splitter(arm=4, leg=2)])
+        >>> net = Merge(policy=policy, skip=Filter({"raw": lambda x: x}))
+        >>> out = net(net.initialize_state(2), jnp.ones((2, 3))).output
+        >>> {name: part.shape for name, part in out.items()}
+        {'arm': (2, 4), 'leg': (2, 2), 'raw': (2, 3)}
+    """
+
+    def _route(self, x: Any, run: Runner) -> dict[Any, Any]:
+        merged: dict[Any, Any] = {}
+        origins: dict[Any, str] = {}
+        for name in self.names:
+            output = run(name, x)
+            if not isinstance(output, Mapping):
+                raise TypeError(
+                    f"Merge: the output of {name!r} must be a dict, got {type(output).__name__}; "
+                    f'give it a name with Sequential([..., Filter({{"{name}": lambda x: x}})]).'
+                )
+            for key, value in output.items():
+                if key in merged:
+                    raise ValueError(
+                        f"Merge: the outputs of {origins[key]!r} and {name!r} both have the key "
+                        f"{key!r}; rename one of them with a Filter, or keep them apart with "
+                        "Parallel."
+                    )
+                merged[key], origins[key] = value, name
+        return merged

@@ -153,6 +153,67 @@ class TwoHands:
         }
 
 
+class PickTarget:
+    """Observe one of several targets, pick it: reward 1 for the right one, 0 for others.
+
+    The observation is the target, one-hot, and the action its index, an integer scalar. Targets
+    are drawn anew at every step, all equally likely. The best return of an episode is `length`;
+    picking at random earns `1 / num_actions` a step. Episodes end by themselves after `length`
+    steps. As the action is no vector, there is no `action_size`.
+
+    Args:
+        num_actions: Number of targets, at least 1.
+        length: Steps of an episode.
+        masked: Whether to restrict the choice. The observation is then a dict of `"target"` and
+            `"mask"`, a boolean `(num_actions,)` that allows the target and, with probability 1/2
+            each, the others. A choice that is not allowed earns 0 and counts in the metric
+            `"disallowed"`.
+    """
+
+    def __init__(self, num_actions: int = 4, length: int = 10, masked: bool = False) -> None:
+        if num_actions < 1:
+            raise ValueError(f"num_actions={num_actions} must be at least 1.")
+        self.num_actions = num_actions
+        self.length = length
+        self.masked = masked
+
+    def reset(self, rng: Array) -> AnalyticState:
+        """Draw the first target."""
+        rng, key = jax.random.split(rng)
+        target, mask = self._draw(key)
+        info = {"rng": rng, "age": jnp.zeros((), jnp.int32), "target": target, "mask": mask}
+        metrics = {"disallowed": jnp.zeros(())}
+        return AnalyticState(
+            self._observe(target, mask), jnp.zeros(()), jnp.zeros(()), info, metrics
+        )
+
+    def step(self, state: AnalyticState, action: Array) -> AnalyticState:
+        """Reward the choice of the target seen, draw the next target."""
+        rng, key = jax.random.split(state.info["rng"])
+        target, mask = self._draw(key)
+        age = state.info["age"] + 1
+        disallowed = ~state.info["mask"][action]
+        return state.replace(
+            obs=self._observe(target, mask),
+            reward=(action == state.info["target"]).astype(jnp.float32),
+            done=(age >= self.length).astype(jnp.float32),
+            info={**state.info, "rng": rng, "age": age, "target": target, "mask": mask},
+            metrics={"disallowed": disallowed.astype(jnp.float32)},
+        )
+
+    def _draw(self, key: Array) -> tuple[Array, Array]:
+        target_key, mask_key = jax.random.split(key)
+        target = jax.random.randint(target_key, (), 0, self.num_actions)
+        if not self.masked:
+            return target, jnp.ones(self.num_actions, bool)
+        mask = jax.random.bernoulli(mask_key, shape=(self.num_actions,))
+        return target, mask.at[target].set(True)
+
+    def _observe(self, target: Array, mask: Array) -> Any:
+        shown = jax.nn.one_hot(target, self.num_actions)
+        return {"target": shown, "mask": mask} if self.masked else shown
+
+
 class Endless:
     """Reward 1 at every step, and an end by time limit only.
 

@@ -1,0 +1,1 @@
+"""The rules of `check_module`, by topic."""

@@ -1,0 +1,133 @@
+"""What the ready-made recurrent layers have in common: `RecurrentLayer`."""
+
+import abc
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from nnx_ppo.core import (
+    ModuleState,
+    StatefulModule,
+    StatefulModuleOutput,
+    UnrollOutput,
+    reset_where,
+)
+from nnx_ppo.networks._checks import check_size
+
+
+class RecurrentLayer(StatefulModule):
+    """A layer whose step is an input projection, and then an update of the carry with it.
+
+    The projection does not depend on the carry: `unroll` does it for the whole window at once
+    and scans only the update. A subclass gives the two, and how parts make a carry.
+
+    Args:
+        in_features: Number of input features.
+        hidden_features: Number of units.
+        trainable_initial_state: Learn the carry at the start of an episode, from zeros, in
+            a parameter `initial_<name>` for each part of the carry.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is below 1.
+    """
+
+    carry_parts: ClassVar[tuple[str, ...]] = ("h",)
+
+    def __init__(
+        self, in_features: int, hidden_features: int, trainable_initial_state: bool
+    ) -> None:
+        name = type(self).__name__
+        self.in_features = check_size(in_features, f"{name}: in_features")
+        self.hidden_features = check_size(hidden_features, f"{name}: hidden_features")
+        self.trainable_initial_state = trainable_initial_state
+        if trainable_initial_state:
+            for part in self.carry_parts:
+                setattr(self, f"initial_{part}", nnx.Param(jnp.zeros(self.hidden_features)))
+
+    @abc.abstractmethod
+    def _project(self, x: Array) -> Array:
+        """Return the input's part in the update, for any number of leading axes."""
+
+    @abc.abstractmethod
+    def _advance(self, state: ModuleState, drive: Array) -> tuple[ModuleState, Array]:
+        """Return the next carry and the output, from the projected input of one step."""
+
+    def _join(self, parts: tuple[Array, ...]) -> ModuleState:
+        """Make a carry of its parts, given in the order of `carry_parts`."""
+        (h,) = parts
+        return h
+
+    def __call__(
+        self, state: ModuleState, x: Float[Array, "*batch features"], rollout_extras: Any = None
+    ) -> StatefulModuleOutput:
+        """Run one step.
+
+        Args:
+            state: The carry, leaves `(batch, …)`.
+            x: The input, `(batch, in_features)`.
+            rollout_extras: Ignored.
+
+        Raises:
+            ValueError: `x` has not `in_features` features.
+        """
+        del rollout_extras
+        self._check_input(x)
+        next_state, output = self._advance(state, self._project(x))
+        return StatefulModuleOutput(next_state, output, jnp.zeros(()), {})
+
+    def initialize_state(self, batch_size: int) -> ModuleState:
+        """Return the carry at the start of an episode, leaves `(batch_size, …)`."""
+        return self._start((batch_size,))
+
+    def reset_state(self, prev_state: ModuleState) -> ModuleState:
+        """Return the carry at the start of an episode, in the shape of `prev_state`."""
+        return self._start(jax.tree.leaves(prev_state)[0].shape[:-1])
+
+    def unroll(
+        self,
+        state: ModuleState,
+        xs: Float[Array, "time batch features"],
+        done: Bool[Array, "time batch"],
+        rollout_extras: Any = None,
+    ) -> UnrollOutput:
+        """Run a window of steps, with the input's part of the update computed for all at once.
+
+        Only the recurrent part is scanned, where each step needs the one before.
+        """
+        del rollout_extras
+        self._check_input(xs)
+
+        def step(state: ModuleState, inputs: tuple[Array, Array]) -> tuple[ModuleState, Array]:
+            drive, ended = inputs
+            state, output = self._advance(state, drive)
+            return reset_where(self, ended, state), output
+
+        next_state, outputs = jax.lax.scan(step, state, (self._project(xs), done))
+        return UnrollOutput(next_state, outputs, jnp.zeros(done.shape))
+
+    def _start(self, leading: tuple[int, ...]) -> ModuleState:
+        """Return the carry at the start of an episode, for any leading axes."""
+        shape = (*leading, self.hidden_features)
+        return self._join(tuple(self._initial(part, shape) for part in self.carry_parts))
+
+    def _initial(self, part: str, shape: tuple[int, ...]) -> Array:
+        if not self.trainable_initial_state:
+            return jnp.zeros(shape)
+        return jnp.broadcast_to(getattr(self, f"initial_{part}")[...], shape)
+
+    def _check_input(self, x: Array) -> None:
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"{type(self).__name__}: x must have in_features={self.in_features} features on "
+                f"its last axis, got shape {x.shape}; give in_features the width of the layer "
+                "before."
+            )
+
+
+def given(**keywords: Any) -> dict[str, Any]:
+    """Return those keywords that are not None; for the others flax's defaults are left alone."""
+    return {name: value for name, value in keywords.items() if value is not None}
