@@ -10,6 +10,7 @@ import optax  # comes with flax
 import pytest
 from flax import nnx
 
+from nnx_ppo.core.testing import check_module
 from nnx_ppo.networks import Dense, Sequential, StatefulModule
 
 PAGE = pathlib.Path(__file__).parents[2] / "../shared/spec/3-custom-modules-tutorial.txt"
@@ -53,6 +54,11 @@ def test_moving_average(page) -> None:
         means.append(float(out.output[0, 0]))
     assert means == [1.0, 3.0, 5.0]  # (0 + 2) / 2, (2 + 4) / 2, (4 + 6) / 2
     assert not module.reset_state(state)["buffer"].any()
+
+
+@pytest.mark.parametrize("name", ["MovingAverage", "MovingAverageWithStats"])
+def test_the_contract_is_kept(page, name) -> None:
+    check_module(page[name](feature_size=2, k=3), jnp.zeros(2))
 
 
 def test_children_are_traced(page) -> None:

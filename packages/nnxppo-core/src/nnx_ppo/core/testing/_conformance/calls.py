@@ -1,6 +1,5 @@
 """One step: whether it runs, what it returns, what it leaves behind."""
 
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from nnx_ppo.core.testing._conformance.comparison import (
     select,
     type_of,
 )
-from nnx_ppo.core.testing._conformance.findings import Finding
+from nnx_ppo.core.testing._conformance.findings import Finding, last_words
 from nnx_ppo.core.testing._conformance.subject import BATCH, Subject, path_name
 
 _FIELDS = ("output", "next_state", "rollout_extras")
@@ -32,7 +31,7 @@ def runs(subject: Subject) -> Iterator[Finding]:
         what = "__call__"
         out = live(carry, subject.x)
     except Exception as error:  # whatever the user's code raises is what they want to read
-        yield Finding("runs", what, "no exception", _last_words(error), "see the exception.")
+        yield Finding("runs", what, "no exception", last_words(error), "see the exception.")
         return
     if not isinstance(out, StatefulModuleOutput):
         yield Finding(
@@ -78,14 +77,14 @@ def compiles(subject: Subject) -> Iterator[Finding]:
             "transforms",
             "__call__ under jax.jit",
             "no exception",
-            _last_words(error),
+            last_words(error),
             "use jnp.where or jax.lax.cond instead of Python's if on values of arrays, and jnp "
             "instead of np.",
         )
         return
     for field in ("output", "next_state", "rollout_extras", "regularization_loss"):
-        pair = (getattr(eager, field), getattr(jitted, field))
-        for gap in differences(*_numbers(pair), field, subject.tolerance):
+        without, within = _numbers([getattr(eager, field), getattr(jitted, field)])
+        for gap in differences(without, within, field, subject.tolerance):
             yield Finding(
                 "transforms",
                 f"{gap.path} under jax.jit",
@@ -152,12 +151,14 @@ def carry_types(subject: Subject) -> Iterator[Finding]:
     def step(x: Any) -> Any:
         module = nnx.clone(live)
         start = module.initialize_state(BATCH)
-        after = module(start, x).next_state
-        return start, after, module.reset_state(after)
+        return start, module(start, x).next_state
 
-    start, after, reset = jax.eval_shape(step, subject.x)
-    yield from _same_types(start, after, "next_state", "initialize_state returns")
-    yield from _same_types(after, reset, "reset_state(next_state)", "__call__ returns")
+    start, after = jax.eval_shape(step, subject.x)
+    changes = list(_same_types(start, after, "next_state", "initialize_state returns"))
+    yield from changes
+    if not changes:  # else reset_state is not made for it
+        reset = jax.eval_shape(lambda state: nnx.clone(live).reset_state(state), after)
+        yield from _same_types(after, reset, "reset_state(next_state)", "__call__ returns")
 
 
 def _same_types(want: Any, have: Any, where: str, source: str) -> Iterator[Finding]:
@@ -209,7 +210,7 @@ def _reset_one(live: StatefulModule, used: Any, whole: Any, tolerance: float) ->
         alone = jax.jit(lambda state: nnx.clone(live).reset_state(state))(one)
     except Exception as error:
         where = "reset_state(carry of one environment)"
-        yield Finding("reset", where, "no exception", _last_words(error), cure)
+        yield Finding("reset", where, "no exception", last_words(error), cure)
         return
     expected = jax.tree.map(lambda leaf: leaf[0], whole)
     for gap in differences(expected, alone, "reset_state(carry of one)", tolerance):
@@ -218,13 +219,14 @@ def _reset_one(live: StatefulModule, used: Any, whole: Any, tolerance: float) ->
 
 def pure(subject: Subject) -> Iterator[Finding]:
     """Equal variables, carry and input give equal results; only random streams are written."""
-    carry, x = subject.used_carry, subject.x
+    carry, x = subject.carry(), subject.x
     first, second = subject.live(), subject.live()
     before = _attributes(first)
-    given = jax.tree.map(lambda leaf: leaf, (carry, x))
-    outs = [first(*given), second(carry, x)]
+    given, again = (jax.tree.map(lambda leaf: leaf, (carry, x)) for _ in range(2))
+    outs = [first(*given), second(*again)]
     for field in ("output", "next_state", "rollout_extras", "regularization_loss"):
-        for gap in differences(*_numbers(getattr(out, field) for out in outs), field):
+        once, twice = _numbers([getattr(out, field) for out in outs])
+        for gap in differences(once, twice, field):
             yield Finding(
                 "pure",
                 gap.path,
@@ -239,7 +241,7 @@ def pure(subject: Subject) -> Iterator[Finding]:
     yield from _written(before, _attributes(first))
 
 
-def _numbers(trees: Any) -> list[Any]:
+def _numbers(trees: list[Any]) -> list[Any]:
     """Make arrays of Python numbers, so that two results can be compared."""
     return [
         jax.tree.map(lambda leaf: leaf if is_key(leaf) else jnp.asarray(leaf), t) for t in trees
@@ -277,10 +279,3 @@ def _written(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Finding]
                 "write no variables or attributes in __call__; what changes from step to step "
                 "goes into the carry, statistics into update_statistics.",
             )
-
-
-def _last_words(error: BaseException) -> str:
-    """Return type and message of an exception, and the line that raised it."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    message = str(error).strip().split("\n\n")[0]
-    return f"{type(error).__name__}: {message} ({frame.filename}:{frame.lineno})"

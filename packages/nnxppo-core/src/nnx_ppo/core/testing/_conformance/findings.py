@@ -1,6 +1,7 @@
 """What the kit reports: a broken rule, and the error and the warning that carry them."""
 
 import dataclasses
+import traceback
 from collections.abc import Sequence
 
 
@@ -49,3 +50,10 @@ class ContractError(AssertionError):
 
 class ContractWarning(UserWarning):
     """A module does something that is allowed but seldom meant."""
+
+
+def last_words(error: BaseException) -> str:
+    """Return type and message of an exception, and the line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    message = str(error).strip().split("\n\n")[0]
+    return f"{type(error).__name__}: {message} ({frame.filename}:{frame.lineno})"

@@ -1,6 +1,7 @@
 """Whether a container gives each child its own carry, extras and statistics, and all of them."""
 
 import dataclasses
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -199,9 +200,9 @@ def _run_and_update(subject: Subject, extras: Any) -> list[dict[str, Probe]]:
 
 def _drain(probes: dict[str, Probe]) -> dict[str, Any]:
     """Return what the probes noted, and empty them."""
-    noted = {path: dataclasses.asdict(probe, dict_factory=dict) for path, probe in probes.items()}
+    noted = {path: dict(vars(probe)) for path, probe in probes.items()}
     for probe in probes.values():
-        probe.__init__()
+        vars(probe).update(vars(Probe()))
     return noted
 
 
@@ -228,4 +229,4 @@ def _noting(cls: type[StatefulModule], probe: Probe) -> type[StatefulModule]:
         cls.update_statistics(self, rollout_extras)
 
     methods = {"__call__": call, "update_statistics": update_statistics}
-    return type(cls)(cls.__name__, (cls,), {**methods, "__module__": cls.__module__})
+    return types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update(methods))

@@ -24,10 +24,10 @@ _CHOICES = {
 def replay(subject: Subject) -> Iterator[Finding]:
     """From stored extras the same window comes out, whatever the random streams do."""
     rolled = subject.rollout
-    replayed = subject.replay(rolled)
+    replayed = subject.replay(subject.xs)
     for field in ("output", "next_state"):
-        pair = (getattr(run.outputs, field) for run in (rolled, replayed))
-        for gap in differences(*pair, field, subject.tolerance):
+        before, again = (getattr(run.outputs, field) for run in (rolled, replayed))
+        for gap in differences(before, again, field, subject.tolerance):
             yield Finding(
                 "replay",
                 gap.path,
@@ -41,9 +41,11 @@ def replay(subject: Subject) -> Iterator[Finding]:
 
 def sampler(subject: Subject) -> Iterator[Finding]:
     """A replayed action is the one that was taken; its likelihood follows the parameters."""
-    rolled = subject.rollout
-    changed = subject.replay(rolled, subject.other_inputs())
-    pairs = zip(_heads(rolled.outputs.output), _heads(changed.outputs.output), strict=True)
+    taken = _heads(subject.rollout.outputs.output)
+    if not taken:
+        return
+    replayed = _heads(subject.replay(subject.other_inputs()).outputs.output)
+    pairs = zip(taken, replayed, strict=True)
     for (name, action, likelihood), (_, action_again, likelihood_again) in pairs:
         for gap in differences(action, action_again, f"{name}['action']", subject.tolerance):
             yield Finding(

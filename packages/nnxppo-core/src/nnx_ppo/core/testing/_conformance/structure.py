@@ -87,6 +87,7 @@ def _behind(function: Any, where: str) -> Iterator[tuple[str, Any]]:
     if isinstance(function, functools.partial):
         yield from _inside((*function.args, *function.keywords.values()), f"{where}.args")
         yield f"{where}.func", function.func
+        return
     if hasattr(function, "__self__"):
         yield f"{where}.__self__", function.__self__
     if hasattr(function, "__wrapped__"):  # a jitted function

@@ -21,7 +21,7 @@ DONE = np.array([[(t + 2 * b) % 5 == 2 for b in range(BATCH)] for t in range(TIM
 _NUDGE = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
     """A module to judge, and what to feed it.
 
@@ -29,11 +29,13 @@ class Subject:
         module: A copy of the user's module, its parameters nudged off zero. Never run.
         xs: Inputs, leaves `(TIME, BATCH, …)`.
         tolerance: For floating-point values that were computed in two ways.
+        windows: Windows and their gradients, step by step, once they were computed.
     """
 
     module: StatefulModule
     xs: Any
     tolerance: float
+    windows: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -67,20 +69,33 @@ class Subject:
     @cached_property
     def rollout(self) -> "Rollout":
         """A window in train mode, as data collection runs it."""
-        merge, variables = self.split()
-        return _run(merge, variables, self.carry(), self.xs, None)
+        start = self.carry()
+        return Rollout(start, self._window(self.split()[1], start, (self.xs, DONE, None)))
 
-    def replay(self, rollout: "Rollout", xs: Any = None) -> "Rollout":
-        """Run the window again from its start, from stored extras and other random streams."""
+    def replay(self, xs: Any) -> "Rollout":
+        """Run a window from the rollout's start and extras, and from other random streams."""
         moved = self.live()
         _advance_streams(moved)
-        graphdef, variables = nnx.split(moved)
+        start, stored = self.rollout.start, self.rollout.outputs.rollout_extras
+        return Rollout(start, self._window(nnx.state(moved), start, (xs, DONE, stored)))
 
-        def merge(values: Any) -> StatefulModule:
-            return nnx.merge(graphdef, values, copy=True)
+    @cached_property
+    def _window(self) -> Callable[[Any, Any, Any], StatefulModuleOutput]:
+        """Scan a window with resets, as the rollout does."""
+        merge, _ = self.split()
 
-        xs = self.xs if xs is None else xs
-        return _run(merge, variables, rollout.start, xs, rollout.outputs.rollout_extras)
+        def step(loop: Any, inputs: Any) -> Any:
+            values, carry = loop
+            x, ended, stored = inputs
+            live = merge(values)
+            out = live(carry, x, stored)
+            return (nnx.state(live), reset_where(live, ended, out.next_state)), out
+
+        @jax.jit
+        def window(variables: Any, start: Any, inputs: Any) -> Any:
+            return jax.lax.scan(step, (variables, start), inputs)[1]
+
+        return window
 
     @cached_property
     def used_carry(self) -> Any:
@@ -174,20 +189,3 @@ def _advance_streams(module: nnx.Module) -> None:
     for _, node in nnx.iter_graph(module):
         if isinstance(node, nnx.RngCount):
             node[...] = node[...] + jnp.asarray(17, node[...].dtype)
-
-
-def _run(merge: Any, variables: Any, start: Any, xs: Any, extras: Any) -> Rollout:
-    """Scan a window with resets, as the rollout does."""
-
-    def step(loop: Any, inputs: Any) -> Any:
-        values, carry = loop
-        x, ended, stored = inputs
-        live = merge(values)
-        out = live(carry, x, stored)
-        return (nnx.state(live), reset_where(live, ended, out.next_state)), out
-
-    @jax.jit
-    def window(variables: Any, start: Any, inputs: Any) -> Any:
-        return jax.lax.scan(step, (variables, start), inputs)[1]
-
-    return Rollout(start, window(variables, start, (xs, DONE, extras)))

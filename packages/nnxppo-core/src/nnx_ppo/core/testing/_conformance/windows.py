@@ -15,14 +15,14 @@ from nnx_ppo.core.testing._conformance.comparison import (
     is_key,
     leaves_with_paths,
 )
-from nnx_ppo.core.testing._conformance.findings import Finding
-from nnx_ppo.core.testing._conformance.subject import BATCH, DONE, Subject
+from nnx_ppo.core.testing._conformance.findings import Finding, last_words
+from nnx_ppo.core.testing._conformance.subject import BATCH, DONE, Subject, path_name
 
 
 def unroll(subject: Subject) -> Iterator[Finding]:
     """`unroll` equals `unroll_stepwise`: value, gradient and random streams."""
     for when, stored in _cases(subject):
-        (_, want), want_slopes = _differentiate(subject, _stepwise, stored)
+        (_, want), want_slopes = _stepwise(subject, when)
         (_, have), have_slopes = _differentiate(subject, _unrolled, stored)
         named = {"unroll": (want, have), "gradient of unroll": (want_slopes, have_slopes)}
         for name, (slow, fast) in named.items():
@@ -41,12 +41,10 @@ def unroll(subject: Subject) -> Iterator[Finding]:
 def gradients(subject: Subject) -> Iterator[Finding]:
     """Gradients of a window with a reset are finite, and reach every parameter."""
     reached: dict[str, bool] = {}
-    for when, stored in _cases(subject):
-        _, slopes = _differentiate(subject, _stepwise, stored)
-        for path, slope in leaves_with_paths(slopes["params"], "self"):
+    for when, _ in _cases(subject):
+        _, slopes = _stepwise(subject, when)
+        for path, slope in _named_slopes(slopes):
             values = as_numpy(slope)
-            if values.dtype.kind != "f":
-                continue
             if (values != values).any() or abs(values).max(initial=0.0) == float("inf"):
                 yield Finding(
                     "gradient",
@@ -56,7 +54,8 @@ def gradients(subject: Subject) -> Iterator[Finding]:
                     "jnp.where hides a bad value but not its gradient: make the argument of the "
                     "bad branch harmless as well.",
                 )
-            reached[path] = reached.get(path, False) or bool((values != 0).any())
+            if path.startswith("self"):
+                reached[path] = reached.get(path, False) or bool((values != 0).any())
     for path, has_gradient in reached.items():
         if not has_gradient:
             yield Finding(
@@ -68,6 +67,13 @@ def gradients(subject: Subject) -> Iterator[Finding]:
                 "is, look for stop_gradient, integer casts, or an initial state that is not used.",
                 is_warning=True,
             )
+
+
+def _named_slopes(slopes: Any) -> Iterator[tuple[str, Any]]:
+    for path, variable in nnx.to_flat_state(slopes["params"]):
+        yield path_name(path), variable[...]
+    yield from leaves_with_paths(slopes["carry"], "state")
+    yield from leaves_with_paths(slopes["xs"], "x")
 
 
 def vmaps(subject: Subject) -> Iterator[Finding]:
@@ -85,8 +91,9 @@ def vmaps(subject: Subject) -> Iterator[Finding]:
         mapped = jax.jit(jax.vmap(step))(*pair)
     except Exception as error:
         cure = "use jnp and lax functions only, and no shapes that depend on values."
-        message = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        yield Finding("transforms", "__call__ under jax.vmap", "no exception", message, cure)
+        yield Finding(
+            "transforms", "__call__ under jax.vmap", "no exception", last_words(error), cure
+        )
         return
     expected = jax.jit(lambda: (step(carry, x), step(*turn((carry, x)))))()
     for row, want in enumerate(expected):
@@ -104,8 +111,12 @@ def _cases(subject: Subject) -> Iterator[tuple[str, Any]]:
         yield "(replay)", stored
 
 
-def _stepwise(module: StatefulModule, *args: Any) -> Any:
-    return unroll_stepwise(module, *args)
+def _stepwise(subject: Subject, when: str) -> Any:
+    """Return value and gradient of the window by its definition; two rules look at them."""
+    if when not in subject.windows:
+        stored = dict(_cases(subject))[when]
+        subject.windows[when] = _differentiate(subject, unroll_stepwise, stored)
+    return subject.windows[when]
 
 
 def _unrolled(module: StatefulModule, *args: Any) -> Any:
