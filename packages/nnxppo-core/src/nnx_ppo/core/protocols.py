@@ -45,7 +45,8 @@ class RLEnv(Protocol):
     """An environment, written for a single instance; the library vmaps it.
 
     An environment that has an attribute `action_size` (an int, or a tree of ints for trees of
-    actions) gets networks checked against it before training.
+    actions) gets networks checked against it before training. Environments whose action is one
+    integer, a scalar, have none.
     """
 
     def reset(self, rng: Any) -> Any:

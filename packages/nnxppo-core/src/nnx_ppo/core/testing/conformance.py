@@ -18,29 +18,32 @@ from nnx_ppo.core.testing._conformance.subject import Subject, make_subject
 
 Rule: TypeAlias = Callable[[Subject], Iterator[Finding]]
 
-# In groups: if a group finds something, the ones after it have nothing to stand on.
-_GROUPS: tuple[dict[str, tuple[Rule, ...]], ...] = (
-    {"hidden-state": (structure.hidden_state,), "runs": (calls.runs,)},
-    {"pure": (calls.pure,)},
-    {"transforms": (calls.compiles,)},
-    {"batch-axis": (calls.batch_axis,), "carry": (calls.carry_types,)},
-    {
-        "reset": (calls.reset,),
-        "finite": (samples.finite,),
-        "replay": (samples.replay,),
-        "sampler": (samples.sampler,),
-        "eval": (samples.eval_mode,),
-        "per-sample": (samples.per_sample,),
-        "routing": (routing.routing,),
-        "extras": (routing.extras_keys,),
-        "statistics": (routing.statistics,),
-        "unroll": (windows.unroll,),
-        "gradient": (windows.gradients,),
-        "transforms": (windows.vmaps,),
-    },
+_STEP = ("runs", "transforms")
+_WINDOW = (*_STEP, "batch-axis", "carry")
+# Name, rule, and the rules without which it has nothing to stand on.
+_RULES: tuple[tuple[str, Rule, tuple[str, ...]], ...] = (
+    ("hidden-state", structure.hidden_state, ()),
+    ("runs", calls.runs, ()),
+    ("pure", calls.pure, ("runs",)),
+    ("transforms", calls.compiles, ("runs",)),
+    ("transforms", calls.same_when_compiled, (*_STEP, "pure")),
+    ("batch-axis", calls.batch_axis, _STEP),
+    ("carry", calls.carry_types, _STEP),
+    ("reset", calls.reset, _WINDOW),
+    ("finite", samples.finite, _WINDOW),
+    ("replay", samples.replay, (*_WINDOW, "pure")),
+    ("sampler", samples.sampler, (*_WINDOW, "pure", "replay")),
+    ("eval", samples.eval_mode, _WINDOW),
+    ("per-sample", samples.per_sample, _WINDOW),
+    ("routing", routing.routing, _WINDOW),
+    ("extras", routing.extras_keys, _WINDOW),
+    ("statistics", routing.statistics, _WINDOW),
+    ("unroll", windows.unroll, (*_WINDOW, "pure", "reset", "per-sample")),
+    ("gradient", windows.gradients, (*_WINDOW, "finite")),
+    ("transforms", windows.vmaps, (*_WINDOW, "pure")),
 )
 
-RULES: tuple[str, ...] = tuple(dict.fromkeys(name for group in _GROUPS for name in group))
+RULES: tuple[str, ...] = tuple(dict.fromkeys(name for name, _, _ in _RULES))
 """Names of the rules of `check_module`."""
 
 
@@ -83,7 +86,8 @@ def check_module(
     - `unroll`: `unroll` equals `unroll_stepwise` in value, gradient and random streams.
     - `gradient`: gradients are finite. A parameter without gradient is a warning.
 
-    Rules stand on each other: where a step does not run, nothing is said about its replay.
+    All broken rules are reported, apart from those that stand on a broken one: where a step does
+    not run, nothing is said about its replay.
 
     Args:
         module: The module.
@@ -148,10 +152,8 @@ def _apply(name: str, rule: Rule, subject: Subject) -> Iterator[Finding]:
 
 def _judge(subject: Subject, skip: Collection[str]) -> list[Finding]:
     found: list[Finding] = []
-    for group in _GROUPS:
-        for name, rules in group.items():
-            if name not in skip:
-                found += [finding for rule in rules for finding in _apply(name, rule, subject)]
-        if any(not finding.is_warning for finding in found):
-            break
+    for name, rule, needs in _RULES:
+        broken = {finding.rule for finding in found if not finding.is_warning}
+        if name not in skip and broken.isdisjoint(needs):
+            found += _apply(name, rule, subject)
     return found

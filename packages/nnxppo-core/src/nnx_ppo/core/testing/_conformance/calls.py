@@ -64,14 +64,9 @@ def _only_arrays(out: StatefulModuleOutput) -> Iterator[Finding]:
 
 
 def compiles(subject: Subject) -> Iterator[Finding]:
-    """A step gives the same under `jax.jit` as without."""
-    live = subject.live()
-    carry = live.initialize_state(BATCH)
-    eager = live(carry, subject.x)
-    merge, variables = subject.split()
-    carry = subject.carry()
+    """A step can be compiled."""
     try:
-        jitted = jax.jit(lambda v, c, x: merge(v)(c, x))(variables, carry, subject.x)
+        _jitted(subject)
     except Exception as error:
         yield Finding(
             "transforms",
@@ -81,7 +76,12 @@ def compiles(subject: Subject) -> Iterator[Finding]:
             "use jnp.where or jax.lax.cond instead of Python's if on values of arrays, and jnp "
             "instead of np.",
         )
-        return
+
+
+def same_when_compiled(subject: Subject) -> Iterator[Finding]:
+    """A compiled step gives the same."""
+    jitted, live = _jitted(subject), subject.live()
+    eager = live(live.initialize_state(BATCH), subject.x)
     for field in ("output", "next_state", "rollout_extras", "regularization_loss"):
         without, within = _numbers([getattr(eager, field), getattr(jitted, field)])
         for gap in differences(without, within, field, subject.tolerance):
@@ -90,9 +90,20 @@ def compiles(subject: Subject) -> Iterator[Finding]:
                 f"{gap.path} under jax.jit",
                 f"{gap.want}, as without",
                 gap.have,
-                "__call__ must depend on its arguments and the module's variables only: no "
-                "np.random, time or counters in Python.",
+                "do not let the result depend on whether values are known (jax.core.Tracer).",
             )
+
+
+def _jitted(subject: Subject) -> StatefulModuleOutput:
+    """Return what the first step gives under `jax.jit`."""
+    merge, variables = subject.split()
+
+    @jax.jit
+    def step(variables: Any, x: Any) -> StatefulModuleOutput:
+        live = merge(variables)
+        return live(live.initialize_state(BATCH), x)
+
+    return step(variables, subject.x)
 
 
 def batch_axis(subject: Subject) -> Iterator[Finding]:
