@@ -19,10 +19,10 @@ RUN := $(UV) run --no-sync
 BOOTSTRAP_PYTHON = $(shell for python in python3.11 python3 python; do \
 	$$python -c "" 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help setup format lint types layers docs test build wheels check train bump clean uv-path
+.PHONY: help setup format lint types layers docs test build wheels extension check train bump clean uv-path
 
 help: ## List the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(filter .tools/bin/uv,$(UV)) ## Install uv if it is missing, then everything from the lock
 	$(UV) sync --locked
@@ -59,7 +59,10 @@ build: setup ## Build sdists and wheels of the five packages into dist/
 wheels: build ## Check each wheel alone in a fresh environment, and run its tests there
 	$(RUN) python scripts/check_wheels.py --workers $(WORKERS)
 
-check: lint types layers docs test wheels ## Run all of the checks above
+extension: build ## Build the package in examples/ on our wheels alone; run its tests, train its task
+	$(RUN) python scripts/check_extension.py
+
+check: lint types layers docs test wheels extension ## Run all of the checks above
 
 train: setup ## Train on TASK (default CartpoleBalance); pass options in ARGS
 	$(RUN) nnxppo train $(TASK) $(ARGS)

@@ -268,6 +268,18 @@ class StoredLikelihood(Gaussian):
         return out.replace(rollout_extras=extras)
 
 
+class StoredNoise(StatefulModule):
+    """Draws noise, in evaluation too, and stores it."""
+
+    def __init__(self):
+        self.stream = nnx.Rngs(0).noise.fork()
+
+    def __call__(self, state, x, rollout_extras=None):
+        fresh = jax.random.normal(self.stream(), x.shape)
+        noise = fresh if rollout_extras is None else rollout_extras
+        return StatefulModuleOutput(state, x + noise, jnp.zeros(()), {}, noise)
+
+
 def never_resetting(self, state, xs, done, rollout_extras=None):
     return StatefulModule.unroll(self, state, xs, jnp.zeros_like(done), rollout_extras)
 
@@ -458,6 +470,13 @@ BROKEN = {
         "per-sample",
         "regularization_loss",
     ),
+    "loss averaged where evaluation is noisy": (
+        altering(
+            StoredNoise, regularization_loss=lambda out, state, x: jnp.square(out.output).mean()
+        ),
+        "per-sample",
+        "regularization_loss in the replay",
+    ),
     "container loses a carry": (
         altering(Pair, next_state=lambda out, state, x: state),
         "routing",
@@ -520,12 +539,17 @@ def test_each_way_to_break_the_contract_is_found(name: str) -> None:
         assert finding.where and finding.expected and finding.got and finding.cure
 
 
-def test_all_broken_rules_are_reported() -> None:
-    impure = type(adding(count_in_a_variable))
-    keeping = type(overriding(impure, reset_state=StatefulModule.reset_state))
+@pytest.mark.parametrize(
+    ("base", "rules"),
+    [
+        (Memory, ["reset", "per-sample"]),
+        (type(adding(count_in_a_variable)), ["pure", "reset"]),  # nothing is said about its losses
+    ],
+)
+def test_all_broken_rules_are_reported(base, rules) -> None:
+    keeping = type(overriding(base, reset_state=StatefulModule.reset_state))
     module = altering(keeping, regularization_loss=lambda out, state, x: jnp.square(x).sum())
-    rules = ["pure", "reset", "per-sample"]
-    with pytest.raises(ContractError, match=r"pure, reset, per-sample") as caught:
+    with pytest.raises(ContractError, match=", ".join(rules)) as caught:
         check_module(module, X)
     assert {finding.rule for finding in caught.value.findings} == set(rules)
 

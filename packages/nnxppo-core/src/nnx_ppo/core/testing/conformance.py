@@ -33,8 +33,8 @@ _RULES: tuple[tuple[str, Rule, tuple[str, ...]], ...] = (
     ("finite", samples.finite, _WINDOW),
     ("replay", samples.replay, (*_WINDOW, "pure")),
     ("sampler", samples.sampler, (*_WINDOW, "pure", "replay")),
-    ("eval", samples.eval_mode, _WINDOW),
-    ("per-sample", samples.per_sample, _WINDOW),
+    ("eval", samples.eval_mode, (*_WINDOW, "pure")),
+    ("per-sample", samples.per_sample, (*_WINDOW, "pure")),
     ("routing", routing.routing, _WINDOW),
     ("extras", routing.extras_keys, _WINDOW),
     ("statistics", routing.statistics, _WINDOW),
@@ -78,7 +78,7 @@ def check_module(
     - `sampler`: a replayed action is the one taken; its log-likelihood follows the input.
     - `eval`: a module with a `deterministic` switch is deterministic after `eval()`.
     - `per-sample`: reordering, picking and repeating samples does the same to the results, in
-      evaluation mode and in the replay; losses are compared in evaluation mode.
+      evaluation mode and in the replay, where they do not depend on a random stream.
     - `routing`: a container gives every child the carry that it returned and the extras that it
       emitted.
     - `extras`: a container's extras have the keys of its state.

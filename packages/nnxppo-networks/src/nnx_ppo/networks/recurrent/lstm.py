@@ -45,6 +45,8 @@ class LSTM(RecurrentLayer):
     """
 
     carry_parts: ClassVar[tuple[str, ...]] = ("h", "c")
+    initial_h: nnx.Param
+    initial_c: nnx.Param
 
     def __init__(
         self,

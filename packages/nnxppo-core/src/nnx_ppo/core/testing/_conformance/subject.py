@@ -29,13 +29,13 @@ class Subject:
         module: A copy of the user's module, its parameters nudged off zero. Never run.
         xs: Inputs, leaves `(TIME, BATCH, …)`.
         tolerance: For floating-point values that were computed in two ways.
-        windows: Windows and their gradients, step by step, once they were computed.
+        memo: Results that more than one rule looks at, once they were computed.
     """
 
     module: StatefulModule
     xs: Any
     tolerance: float
-    windows: dict[str, Any] = dataclasses.field(default_factory=dict)
+    memo: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -74,10 +74,16 @@ class Subject:
 
     def replay(self, xs: Any) -> "Rollout":
         """Run a window from the rollout's start and extras, and from other random streams."""
-        moved = self.live()
-        _advance_streams(moved)
         start, stored = self.rollout.start, self.rollout.outputs.rollout_extras
-        return Rollout(start, self._window(nnx.state(moved), start, (xs, DONE, stored)))
+        return Rollout(start, self._window(self.moved_variables(), start, (xs, DONE, stored)))
+
+    def moved_variables(self, mode: Mode = "train") -> Any:
+        """Return the module's variables with all random streams further on."""
+        moved = self.live(mode)
+        for _, node in nnx.iter_graph(moved):
+            if isinstance(node, nnx.RngCount):
+                node[...] = node[...] + jnp.asarray(17, node[...].dtype)
+        return nnx.state(moved)
 
     @cached_property
     def _window(self) -> Callable[[Any, Any, Any], StatefulModuleOutput]:
@@ -101,19 +107,6 @@ class Subject:
     def used_carry(self) -> Any:
         """A carry in the middle of an episode, in which every environment is another."""
         return jax.tree.map(lambda leaf: leaf[1], self.rollout.outputs.next_state)
-
-    @cached_property
-    def is_noisy_in_eval(self) -> bool:
-        """Whether the output in evaluation mode depends on the state of a random stream."""
-        same, moved = (self._eval_output(advance) for advance in (False, True))
-        pairs = zip(jax.tree.leaves(same), jax.tree.leaves(moved), strict=True)
-        return any(not jnp.array_equal(a, b, equal_nan=False) for a, b in pairs if not is_key(a))
-
-    def _eval_output(self, advance: bool) -> Any:
-        live = self.live("eval")
-        if advance:
-            _advance_streams(live)
-        return nnx.jit(lambda m, c, x: m(c, x).output)(live, self.used_carry, self.x)
 
     def other_inputs(self) -> Any:
         """Return other inputs of the same kind: those of the window in another order."""
@@ -183,9 +176,3 @@ def _draw_like(rng: np.random.Generator, leaf: Any) -> jax.Array:
         highest = int(jnp.max(jnp.asarray(leaf), initial=0))
         return jnp.asarray(rng.integers(0, highest + 1, shape), dtype)
     return jnp.asarray(rng.normal(size=shape), dtype)
-
-
-def _advance_streams(module: nnx.Module) -> None:
-    for _, node in nnx.iter_graph(module):
-        if isinstance(node, nnx.RngCount):
-            node[...] = node[...] + jnp.asarray(17, node[...].dtype)
