@@ -164,7 +164,7 @@ def test_messages_about_children() -> None:
         Sequential([Probe])
     with pytest.raises(TypeError, match=r"layers\[0\] .* got function: .*activation=\.\.\.\)"):
         Sequential([lambda x: x])
-    with pytest.raises(TypeError, match=r"layers\[0\] .* got Dropout: wrap it in a StatefulModule"):
+    with pytest.raises(TypeError, match=r"layers\[0\] .* got Dropout: use Lift"):
         Sequential([nnx.Dropout(0.5)])
     with pytest.raises(TypeError, match="Parallel: a must be a StatefulModule, got NoneType: buil"):
         Parallel(a=None)
@@ -231,3 +231,16 @@ def test_messages_of_the_splitter() -> None:
         Splitter(a="x")
     with pytest.raises(ValueError, match=r"Splitter\(a=2, b=3\) needs 5 features, .* \(2, 1\)"):
         Splitter(a=2, b=3)((), X)
+
+
+def test_names_that_python_uses_are_refused() -> None:
+    with pytest.raises(ValueError, match="'__class__' cannot be the name of a module"):
+        Parallel({"__class__": Splitter(a=1)})
+
+
+def test_layers_of_flax_are_sent_to_their_wrappers(unchecked) -> None:
+    rngs = nnx.Rngs(0)
+    with pytest.raises(TypeError, match=r"use Lift\(module\)"):
+        Sequential([nnx.LayerNorm(3, rngs=rngs)])
+    with pytest.raises(TypeError, match=r"use Recurrent\(cell\)"):
+        Sequential([nnx.GRUCell(3, 3, rngs=rngs)])

@@ -201,7 +201,7 @@ def test_a_graph() -> None:
     graph.connect("eye", "hand", transform=dense(3, 2), delay=2)
     graph.finalize()
     text = str(describe(Sequential([Filter({"vision": lambda x: x}), graph]), jnp.zeros(3)))
-    assert "1/connections/eye->hand@2/transform" in text
+    assert "1/eye->hand@2" in text
     assert "The graph at '1' has the populations eye (3), hand (2)." in text
     assert "to_mermaid() and to_dot()" in text
     description = describe(graph, {"vision": jnp.zeros(3)})

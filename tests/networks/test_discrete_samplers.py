@@ -10,7 +10,11 @@ import pytest
 from flax import nnx
 from scipy import special, stats
 
-from nnx_ppo.networks.sampling_layers import CategoricalSampler, MultiCategoricalSampler
+from nnx_ppo.networks.sampling_layers import (
+    CategoricalSampler,
+    MultiCategoricalSampler,
+    NormalTanhSampler,
+)
 
 # Probabilities 1/8, 2/8 and 5/8.
 LOGITS = jnp.log(jnp.array([[1.0, 2.0, 5.0]]))
@@ -213,3 +217,20 @@ def test_messages() -> None:
         MultiCategoricalSampler(nnx.Rngs(0), [], 0.1)
     with pytest.raises(ValueError, match=r"sizes\[1\] must be at least 1, got 0"):
         MultiCategoricalSampler(nnx.Rngs(0), [2, 0], 0.1)
+
+
+def test_likelihoods_have_at_least_the_digits_of_float32() -> None:
+    """The layer before may compute in bfloat16, whose steps near 1 are 1/128."""
+    logits = jnp.array([[1.0, 0.5]], jnp.bfloat16)
+    out = CategoricalSampler(nnx.Rngs(0), 0.1)((), logits, jnp.zeros(1, jnp.int32))
+    assert out.output["log_likelihood"].dtype == jnp.float32
+    # log(e / (e + √e)) = −log(1 + 1/√e)
+    np.testing.assert_allclose(out.output["log_likelihood"], [-np.log1p(np.exp(-0.5))], rtol=1e-6)
+    gaussian = NormalTanhSampler(nnx.Rngs(0), 0.1)((), logits)
+    assert gaussian.output["log_likelihood"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_weights_are_finite(weight) -> None:
+    with pytest.raises(ValueError, match="CategoricalSampler: entropy_weight must be finite"):
+        CategoricalSampler(nnx.Rngs(0), weight)

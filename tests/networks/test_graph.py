@@ -444,7 +444,7 @@ def open_graph():
         (
             lambda g: g.connect("in", "mid", delay=-1),
             ValueError,
-            "delay of 'in' -> 'mid' must be 0",
+            "delay of 'in' -> 'mid' must be at least 0",
         ),
         (lambda g: g.connect("in", "mid", delay=0.5), TypeError, "must be an integer, got 0.5"),
         (

@@ -310,7 +310,7 @@ def test_a_recorder_delegates_everything() -> None:
     assert recorder.seen is module.seen
     with pytest.raises(AttributeError, match="'Stateful' object has no attribute 'missing'"):
         recorder.missing  # noqa: B018
-    with pytest.raises(AttributeError, match="'Recorder' object has no attribute '_hidden'"):
+    with pytest.raises(AttributeError, match="object has no attribute '_hidden'"):
         recorder._hidden  # noqa: B018
 
 
@@ -343,3 +343,18 @@ def test_messages() -> None:
     loop.children.children = loop
     with pytest.raises(ValueError, match=r"cycle.*without references to their parents"):
         with_recording(loop)
+
+
+def test_a_recorder_passes_attributes_on_both_ways() -> None:
+    recorder = Recorder(NormalTanhSampler(nnx.Rngs(0), 0.1))
+    recorder.deterministic = True
+    assert recorder.wrapped.deterministic and recorder.deterministic
+    recorder.train()
+    assert not recorder.wrapped.deterministic and not recorder.deterministic
+
+
+def test_the_metrics_of_a_recorded_sequence_are_a_tree() -> None:
+    """Its layers have numbers for names, which JAX cannot sort among strings."""
+    net = Recorder(Sequential([Dense(2, 2, nnx.Rngs(0)), NormalTanhSampler(nnx.Rngs(0), 0.1)]))
+    metrics = net(net.initialize_state(1), jnp.ones((1, 2))).metrics
+    assert len(jax.tree.leaves(metrics)) == 4  # mean, deviation, action, likelihood

@@ -447,3 +447,29 @@ def test_trained_time_constants_start_as_given_and_never_pass_dt() -> None:
 def test_leaky_messages(arguments, message) -> None:
     with pytest.raises(ValueError, match=f"LeakyRNN: .*{message}"):
         LeakyRNN(2, 3, nnx.Rngs(0), **arguments)
+
+
+def test_a_layer_that_only_reads_may_be_closed_over() -> None:
+    layer = Recurrent(nnx.SimpleCell(2, 2, rngs=nnx.Rngs(0)))
+    run = lambda xs: layer.unroll(layer.initialize_state(1), xs, jnp.zeros((2, 1), bool)).output  # noqa: E731
+    xs = jnp.ones((2, 1, 2))
+    np.testing.assert_allclose(jax.jit(run)(xs), run(xs), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rngs: LSTM(2, 2, rngs, trainable_initial_state=True),
+        lambda rngs: LeakyRNN(2, 2, rngs, tau=3.0, trainable_initial_state=True),
+        lambda rngs: Recurrent(nnx.GRUCell(2, 2, rngs=rngs), trainable_initial_state=True),
+    ],
+)
+def test_a_learned_start_has_the_dtype_of_the_carry(make) -> None:
+    """Also where parameters are kept in bfloat16."""
+    layer = make(nnx.Rngs(0))
+    halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), nnx.state(layer, nnx.Param))
+    nnx.update(layer, halves)
+    carry = layer.initialize_state(1)
+    out = layer.unroll(carry, jnp.ones((2, 1, 2)), jnp.ones((2, 1), bool))
+    for leaf in jax.tree.leaves((carry, out.next_state)):
+        assert leaf.dtype == jnp.float32

@@ -255,3 +255,9 @@ def test_messages_of_the_containers(make, x, error, message) -> None:
     with pytest.raises(error, match=message):
         module = make()
         module(module.initialize_state(2), x)
+
+
+def test_filter_enters_no_numpy_array() -> None:
+    """Its first axis is the batch: an index would pick a sample."""
+    with pytest.raises(ValueError, match="which is not there"):
+        Filter({"a": ("v", 0)})((), {"v": np.ones((2, 3))})

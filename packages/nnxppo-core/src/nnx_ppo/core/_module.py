@@ -249,16 +249,29 @@ def scan_module(
         The final carry, and the stacked `y`.
     """
     graphdef, params, variables = nnx.split(module, nnx.Param, ...)
+    written: set[tuple[Any, ...]] = set()
 
     def body(loop: tuple[Any, Any], x: Any) -> tuple[tuple[Any, Any], Any]:
         variables, carry = loop
         live = nnx.merge(graphdef, params, variables, copy=True)
         carry, y = step(live, carry, x)
-        return (nnx.state(live, nnx.Not(nnx.Param)), carry), y
+        after = nnx.state(live, nnx.Not(nnx.Param))
+        before = dict(nnx.to_flat_state(variables))
+        for path, leaf in nnx.to_flat_state(after):
+            if path not in before or _value(leaf) is not _value(before[path]):
+                written.add(path)
+        return (after, carry), y
 
     (variables, carry), ys = jax.lax.scan(body, (variables, carry), xs)
-    nnx.update(module, variables)
+    # Only what was written: a module that only reads may be closed over by a transform.
+    flat = [(path, leaf) for path, leaf in nnx.to_flat_state(variables) if path in written]
+    if flat:
+        nnx.update(module, nnx.from_flat_state(flat))
     return carry, ys
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
 def _unroll_folded(

@@ -1,10 +1,13 @@
 """Checks of what users hand to constructors; each message says how to repair the call."""
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array
 
 from nnx_ppo.core import StatefulModule
 
@@ -26,8 +29,10 @@ def check_module(child: Any, argument: str) -> StatefulModule:
         cure = "make an instance of it."
     elif isinstance(child, nnx.Linear):
         cure = "use Dense(in_features, out_features, rngs) instead."
+    elif isinstance(child, nnx.RNNCellBase):
+        cure = "use Recurrent(cell)."
     elif isinstance(child, nnx.Module):
-        cure = "wrap it in a StatefulModule subclass whose __call__ returns a StatefulModuleOutput."
+        cure = "use Lift(module) if it has no memory; otherwise write a StatefulModule."
     elif callable(child):
         cure = "pass an activation function as Dense(..., activation=...)."
     else:
@@ -47,7 +52,7 @@ def check_named_modules(
 
     Raises:
         TypeError: `modules` is not a mapping with string keys, or a child is no `StatefulModule`.
-        ValueError: Both ways were used, or neither.
+        ValueError: Both ways were used, or neither, or a name cannot be used.
     """
     if modules is not None and not isinstance(modules, Mapping):
         raise TypeError(
@@ -65,6 +70,11 @@ def check_named_modules(
     for name in named:
         if not isinstance(name, str):
             raise TypeError(f"{owner}: module names must be strings, got {name!r}.")
+        if name.startswith("__"):
+            raise ValueError(
+                f"{owner}: {name!r} cannot be the name of a module: Python keeps names with two "
+                f"underscores in front for itself; write {name.strip('_')!r}."
+            )
     return {name: check_module(child, f"{owner}: {name}") for name, child in named.items()}
 
 
@@ -86,16 +96,17 @@ def check_sizes(values: Any, argument: str) -> list[int]:
     return [check_size(value, f"{argument}[{i}]") for i, value in enumerate(values)]
 
 
-def check_size(value: Any, argument: str) -> int:
+def check_size(value: Any, argument: str, least: int = 1) -> int:
     """Return a size as an int.
 
     Args:
         value: What the user passed.
         argument: Where they passed it.
+        least: The smallest that is allowed.
 
     Raises:
         TypeError: It is not an integer.
-        ValueError: It is below 1.
+        ValueError: It is too small.
     """
     try:
         size = operator.index(value)
@@ -103,6 +114,37 @@ def check_size(value: Any, argument: str) -> int:
         raise TypeError(
             f"{argument} must be an integer, got {value!r} ({type(value).__name__})."
         ) from None
-    if size < 1:
-        raise ValueError(f"{argument} must be at least 1, got {size}.")
+    if size < least:
+        raise ValueError(f"{argument} must be at least {least}, got {size}.")
     return size
+
+
+def check_weight(value: Any, argument: str) -> Array:
+    """Return the weight of a loss as a float32 scalar.
+
+    Args:
+        value: What the user passed.
+        argument: Where they passed it.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is not finite.
+    """
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{argument} must be a number, got {value!r} ({type(value).__name__})."
+        ) from None
+    if not math.isfinite(weight):
+        raise ValueError(f"{argument} must be finite, got {weight}.")
+    return jnp.asarray(weight, jnp.float32)
+
+
+def at_least_float32(x: Array) -> Array:
+    """Return `x` as float32, or as it is if it is more exact.
+
+    Logarithms of probabilities and their differences need more digits than layers that compute in
+    bfloat16 give.
+    """
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_ppo.core import StatefulModule, StatefulModuleOutput
+from nnx_ppo.networks.graph import PopulationGraph
 from nnx_ppo.networks.recording import Path, Recorder, rebuilt
 from nnx_ppo.networks.routed import RoutedModule
 
@@ -57,6 +58,8 @@ def _children(module: StatefulModule) -> Mapping[Path, StatefulModule]:
     """Return the modules right below a module."""
     if isinstance(module, RoutedModule):
         return {(name,): child for name, child in module._children().items()}
+    if isinstance(module, PopulationGraph):
+        return {(name,): child for name, child in module.transforms().items()}
     below = {
         path: inner
         for path, inner in nnx.iter_modules(module)

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from nnx_ppo.core import StatefulModule, StatefulModuleOutput, UnrollOutput
+from nnx_ppo.networks._checks import check_weight
 from nnx_ppo.networks._streams import fork_stream, take_keys
 from nnx_ppo.networks.distributions import Distribution
 
@@ -81,7 +82,9 @@ class DistributionSampler(ActionSampler):
 
     def __init__(self, rng: nnx.Rngs, entropy_weight: float) -> None:
         self.rng = fork_stream(rng, "action", f"{type(self).__name__}: rng")
-        self.entropy_weight = EntropyWeight(jnp.asarray(entropy_weight, jnp.float32))
+        self.entropy_weight = EntropyWeight(
+            check_weight(entropy_weight, f"{type(self).__name__}: entropy_weight")
+        )
         self.deterministic = False
 
     @abc.abstractmethod

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from nnx_ppo.networks._checks import check_sizes
+from nnx_ppo.networks._checks import at_least_float32, check_sizes
 from nnx_ppo.networks._sampling import DistributionSampler
 from nnx_ppo.networks.distributions import (
     Categorical,
@@ -111,7 +111,7 @@ def _logits_and_mask(owner: str, inputs: Any) -> tuple[Array, Array | None]:
                 f"'mask', got the keys {list(inputs)}; select them with a Filter before it."
             )
         logits, mask = inputs["logits"], inputs.get("mask")
-    logits = jnp.asarray(logits)
+    logits = at_least_float32(jnp.asarray(logits))
     if not logits.ndim or not logits.shape[-1]:
         raise ValueError(
             f"{owner}: the logits must have one value for each choice on their last axis, got "

@@ -18,9 +18,9 @@ class Lift(StatefulModule):
     """Makes a stateful module of a flax layer that has no carry.
 
     That is any `nnx.Module` with `module(x) -> y` whose forward pass treats samples alike and
-    writes no variable: `nnx.Conv`, `nnx.LayerNorm`, `nnx.Embed`, `nnx.MultiHeadAttention`,
-    `nnx.Dropout`, an `nnx.Sequential` of such, or one's own. `network.train()` and
-    `network.eval()` set the attribute `deterministic` of the layers inside.
+    writes no variable: `nnx.Conv`, `nnx.LayerNorm`, `nnx.Embed`, `nnx.Dropout`,
+    `nnx.MultiHeadAttention` made with `decode=False`, an `nnx.Sequential` of such, or one's own.
+    `network.train()` and `network.eval()` set the attribute `deterministic` of the layers inside.
 
     A module that holds random streams, e.g. for dropout, draws noise. `Lift` then keeps one key
     for each environment in the carry, split at each step, in evaluation too, and calls the module
@@ -32,8 +32,9 @@ class Lift(StatefulModule):
         module: The module. It is called with one argument, arrays or a tree of them, `(batch, …)`.
 
     Raises:
-        TypeError: `module` is not a callable `nnx.Module`, has memory, mixes samples or changes
-            its variables.
+        TypeError: `module` is not a callable `nnx.Module`, has memory, is or holds an
+            `nnx.BatchNorm`, or changes its variables. That other modules do not mix samples, only
+            `nnx_ppo.core.testing.check_module` finds out.
         ValueError: `module` has an `nnx.Dropout` without a stream.
 
     Example:
@@ -157,7 +158,7 @@ def _checked_module(module: Any) -> nnx.Module:
 
 def _check_dropouts(module: nnx.Module) -> None:
     for _, node in nnx.iter_graph(module):
-        if isinstance(node, nnx.Dropout) and not isinstance(node.rngs, nnx.RngStream):
+        if isinstance(node, nnx.Dropout) and node.rate and node.rngs is None:
             raise ValueError(
                 "Lift: module: Dropout has no stream to draw from; write "
                 f"nnx.Dropout({node.rate}, rngs=rngs)."

@@ -30,7 +30,7 @@ class RecordsItself(Protocol):
     """A module with activations that are not the outputs of modules in it.
 
     While `record_activations` is set, it reports them in its metrics under `ACTIVATION_KEY`.
-    `PopulationGraph` is one; the modules inside of it are not recorded one by one.
+    `PopulationGraph` is one; the modules inside of it, another graph among them, are not recorded.
     """
 
     record_activations: bool
@@ -39,7 +39,7 @@ class RecordsItself(Protocol):
 class Recorder(StatefulModule):
     """Runs a module unchanged, and adds its output to its metrics under `ACTIVATION_KEY`.
 
-    Any other attribute is that of the wrapped module.
+    Any other attribute is that of the wrapped module, to read and to write.
 
     Args:
         wrapped: The module.
@@ -59,17 +59,25 @@ class Recorder(StatefulModule):
         self.wrapped = check_module(wrapped, "Recorder: wrapped")
 
     def __getattr__(self, name: str) -> Any:
-        # Reached for what a Recorder lacks; private names are flax's own questions.
-        if name.startswith("_") or name == "wrapped":
+        # Reached for what a Recorder lacks; these are flax's own questions.
+        if name.startswith(("__", "_pytree__")) or name == "wrapped":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith(("__", "_pytree__")) or name == "wrapped":
+            super().__setattr__(name, value)
+        else:  # train() and eval() set `deterministic`
+            setattr(self.wrapped, name, value)
 
     def __call__(
         self, module_state: ModuleState, obs: Any, rollout_extras: Any = None
     ) -> StatefulModuleOutput:
         """Run the module for one step and report its output; see `StatefulModule.__call__`."""
         out = self.wrapped(module_state, obs, rollout_extras)
-        return out.replace(metrics={**out.metrics, ACTIVATION_KEY: out.output})
+        # JAX cannot sort integer keys, which a Sequential has, among strings.
+        metrics = {str(name): value for name, value in out.metrics.items()}
+        return out.replace(metrics={**metrics, ACTIVATION_KEY: out.output})
 
     def initialize_state(self, batch_size: int) -> ModuleState:
         """Return the module's carry."""

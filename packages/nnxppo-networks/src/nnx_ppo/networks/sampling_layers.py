@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from nnx_ppo.networks._checks import at_least_float32
 from nnx_ppo.networks._sampling import ActionSampler, DistributionSampler, EntropyWeight
 from nnx_ppo.networks.discrete_samplers import CategoricalSampler, MultiCategoricalSampler
 from nnx_ppo.networks.distributions import Normal, TanhNormal
@@ -68,6 +69,7 @@ class _GaussianSampler(DistributionSampler):
         return jnp.asarray([y + math.log(-math.expm1(-y)) for y in positive], jnp.float32)
 
     def _mean_and_std(self, inputs: Array) -> tuple[Array, Array]:
+        inputs = at_least_float32(inputs)
         if self.free_std is not None:
             spread = self.free_std[...]
             self._check_means(inputs, len(spread))

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from nnx_ppo.core import StatefulModule, StatefulModuleOutput
@@ -155,7 +156,7 @@ def _extract(name: str, entry: tuple[str | int, ...] | Callable, x: Any) -> Any:
 
 
 def _enter(node: Any, key: str | int) -> Any:
-    if isinstance(node, jax.Array):
+    if isinstance(node, jax.Array | np.ndarray):
         raise TypeError("an index into an array would pick a sample of the batch")
     return node[key]
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from nnx_ppo.core import StatefulModule, StatefulModuleOutput, UnrollOutput, reset_where
-from nnx_ppo.networks._checks import check_size
+from nnx_ppo.networks._checks import at_least_float32, check_size, check_weight
 from nnx_ppo.networks._keys import initial_keys, split_keys, split_keys_over_time
 from nnx_ppo.networks._streams import fork_stream
 
@@ -33,7 +33,7 @@ class _Bottleneck(StatefulModule):
             raise ValueError(f"{name}: expected min_std >= 0, got min_std={min_std!r}.")
         self.latent_size = check_size(latent_size, f"{name}: latent_size")
         self.rng = fork_stream(rng, "noise", f"{name}: rng")
-        self.kl_weight = LossWeight(jnp.asarray(kl_weight, jnp.float32))
+        self.kl_weight = LossWeight(check_weight(kl_weight, f"{type(self).__name__}: kl_weight"))
         self.min_std = min_std
 
     def _sample(
@@ -46,9 +46,9 @@ class _Bottleneck(StatefulModule):
                 f"2 * latent_size = {2 * self.latent_size} features, got shape {x.shape}; make "
                 "the layer before it that wide."
             )
-        mu, spread = jnp.split(x, 2, axis=-1)
+        mu, spread = jnp.split(at_least_float32(x), 2, axis=-1)
         sigma = jax.nn.softplus(spread) + self.min_std
-        z = mu + sigma * _noise(keys, self.latent_size, x.dtype)
+        z = mu + sigma * _noise(keys, self.latent_size, mu.dtype)
         return z, {"mu": mu, "sigma": sigma, "kl_divergence": _kl_divergence(mu, sigma)}
 
 
@@ -173,7 +173,7 @@ class AR1VariationalBottleneck(_Bottleneck):
         backprop_through_time: bool = True,
     ) -> None:
         super().__init__(latent_size, rng, kl_weight, min_std)
-        self.ar1_weight = LossWeight(jnp.asarray(ar1_weight, jnp.float32))
+        self.ar1_weight = LossWeight(check_weight(ar1_weight, f"{type(self).__name__}: ar1_weight"))
         self.backprop_through_time = backprop_through_time
 
     def __call__(

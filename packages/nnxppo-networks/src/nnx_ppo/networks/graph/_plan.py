@@ -96,12 +96,13 @@ def _reachable(start: str, targets: Mapping[str, set[str]]) -> set[str]:
 
 def _check_activation(population: Population) -> None:
     x = jax.ShapeDtypeStruct((_BATCH, population.size), jnp.float32)
-    found = jax.eval_shape(population.activate, x)
+    where = f"PopulationGraph: the activation of {population.name!r} must act on each unit and"
+    try:
+        found = jax.eval_shape(population.activate, x)
+    except Exception as error:
+        raise ValueError(f"{where} fails on {_describe(x)}: {error}") from error
     if not _is_float_array(found, x.shape):
-        raise ValueError(
-            f"PopulationGraph: the activation of {population.name!r} must act on each unit and "
-            f"return {_describe(x)}, got {_describe(found)}."
-        )
+        raise ValueError(f"{where} return {_describe(x)}, got {_describe(found)}.")
 
 
 def _check_transform(name: str, connection: Connection, src: Population, dst: Population) -> None:
@@ -114,7 +115,7 @@ def _check_transform(name: str, connection: Connection, src: Population, dst: Po
     x = jax.ShapeDtypeStruct((_BATCH, src.size), jnp.float32)
     try:
         found = _output_shape(connection.transform, x)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise ValueError(f"{where}; {kind} fails on an input {_describe(x)}: {error}") from error
     if not _is_float_array(found, (_BATCH, dst.size)):
         raise ValueError(f"{where}, got {kind}, which makes {_describe(found)} of {_describe(x)}.")

@@ -1,8 +1,6 @@
 """Nodes and edges of a graph."""
 
-import operator
 from collections.abc import Callable
-from typing import Any
 
 from flax import nnx
 from jaxtyping import Array
@@ -77,29 +75,4 @@ class Connection(nnx.Module):
         self.src = src
         self.dst = dst
         self.transform = check_module(transform, f"Connection {src} -> {dst}: transform")
-        self.delay = check_delay(delay, f"Connection {src} -> {dst}: delay")
-
-
-def check_delay(value: Any, argument: str) -> int:
-    """Return a delay as an int.
-
-    Args:
-        value: What the user passed.
-        argument: Where they passed it.
-
-    Raises:
-        TypeError: It is not an integer.
-        ValueError: It is negative.
-    """
-    try:
-        delay = operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{argument} must be an integer, got {value!r} ({type(value).__name__})."
-        ) from None
-    if delay < 0:
-        raise ValueError(
-            f"{argument} must be 0 (this step) or a number of steps ago, got {delay}; a network "
-            "cannot read the future."
-        )
-    return delay
+        self.delay = check_size(delay, f"Connection {src} -> {dst}: delay", least=0)

@@ -13,12 +13,13 @@ from nnx_ppo.core import (
     StatefulModuleOutput,
     UnrollOutput,
 )
+from nnx_ppo.networks._checks import check_size
 from nnx_ppo.networks.feedforward import Dense
-from nnx_ppo.networks.graph import diagrams
+from nnx_ppo.networks.graph import _diagrams
 from nnx_ppo.networks.graph._circuit import Circuit
 from nnx_ppo.networks.graph._inputs import read_inputs
 from nnx_ppo.networks.graph._plan import Group, plan
-from nnx_ppo.networks.graph._spec import Connection, Population, check_delay
+from nnx_ppo.networks.graph._spec import Connection, Population
 
 
 class PopulationGraph(StatefulModule):
@@ -154,9 +155,10 @@ class PopulationGraph(StatefulModule):
             ValueError: The name or the key is taken, `name` is empty, or `size` is below 1.
             RuntimeError: The graph is finalized.
         """
+        self._check_open("add_output")
         key = name if output_to is None else output_to
         for other in self.populations:
-            if other.output_to == key:
+            if other.output_to == key and other.name != name:
                 raise ValueError(
                     f"PopulationGraph: output {name!r} would go to the key {key!r}, where "
                     f"{other.name!r} goes already; choose another output_to."
@@ -192,7 +194,7 @@ class PopulationGraph(StatefulModule):
         """
         self._check_open("connect")
         source, target = self._named(src), self._named(dst)
-        delay = check_delay(delay, f"PopulationGraph: delay of {src!r} -> {dst!r}")
+        delay = check_size(delay, f"PopulationGraph: delay of {src!r} -> {dst!r}", least=0)
         if reciprocal:
             _check_reciprocal(src, dst, transform)
             self._connect(source, target, transform, delay)
@@ -264,11 +266,11 @@ class PopulationGraph(StatefulModule):
 
     def to_mermaid(self) -> str:
         """Return the graph as a Mermaid flowchart, for a Markdown page."""
-        return diagrams.to_mermaid(list(self.populations), self._edges())
+        return _diagrams.to_mermaid(list(self.populations), self._edges())
 
     def to_dot(self) -> str:
         """Return the graph in the DOT language of Graphviz."""
-        return diagrams.to_dot(list(self.populations), self._edges())
+        return _diagrams.to_dot(list(self.populations), self._edges())
 
     def _add(self, population: Population) -> None:
         self._check_open("add a population")
@@ -304,6 +306,10 @@ class PopulationGraph(StatefulModule):
             f"PopulationGraph: there is no population {name!r}, only {self._names()}; add it "
             "before you connect it."
         )
+
+    def transforms(self) -> dict[str, StatefulModule]:
+        """Return the transforms by name of the connection."""
+        return {name: edge.transform for name, edge in self._edges().items()}
 
     def _edges(self) -> dict[str, Connection]:
         return {name: self.connections[name] for name in self.connection_names}

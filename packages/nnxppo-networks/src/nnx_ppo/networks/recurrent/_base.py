@@ -117,7 +117,9 @@ class RecurrentLayer(StatefulModule):
     def _initial(self, part: str, shape: tuple[int, ...]) -> Array:
         if not self.trainable_initial_state:
             return jnp.zeros(shape)
-        return jnp.broadcast_to(getattr(self, f"initial_{part}")[...], shape)
+        # A carry has one dtype, also where parameters are kept in another.
+        start = getattr(self, f"initial_{part}")[...].astype(jnp.zeros(()).dtype)
+        return jnp.broadcast_to(start, shape)
 
     def _check_input(self, x: Array) -> None:
         if x.shape[-1:] != (self.in_features,):

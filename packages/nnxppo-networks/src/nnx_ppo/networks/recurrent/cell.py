@@ -112,7 +112,7 @@ class Recurrent(StatefulModule):
     def _start(self, like: ModuleState) -> ModuleState:
         leaves, tree = jax.tree.flatten(like)
         return tree.unflatten(
-            jnp.broadcast_to(value[...], leaf.shape)
+            jnp.broadcast_to(value[...].astype(leaf.dtype), leaf.shape)
             for value, leaf in zip(self.initial_carry, leaves, strict=True)
         )
 
