@@ -61,7 +61,6 @@ class LeakyRNN(RecurrentLayer):
         trainable_initial_state: Learn `h` at the start of an episode, from zeros.
 
     Attributes:
-        tau: The time constants as they are now, `(hidden_features,)`.
         deterministic: Whether to leave the noise out; `network.eval()` sets it,
             `network.train()` clears it.
 

@@ -54,7 +54,9 @@ class Block:
     make: Callable[..., StatefulModule] = dataclasses.field(repr=False)
     options: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict, repr=False)
     parts: Parts | None = dataclasses.field(default=None, repr=False)
-    accepts: Callable[[int, int], bool] = dataclasses.field(default=any_sizes, repr=False)
+    accepts: Callable[[int, int], bool] = dataclasses.field(
+        default_factory=lambda: any_sizes, repr=False
+    )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
