@@ -183,9 +183,9 @@ def test_a_network_left_in_evaluation_mode_is_refused():
         train_ppo(FollowTarget(), network)
 
 
-def test_videos_are_refused():
+def test_videos_need_an_environment_that_renders():
     config = TrainConfig(video=VideoConfig(enabled=True))
-    with pytest.raises(ValueError, match="video.enabled=True"):
+    with pytest.raises(ValueError, match="video.enabled=True, but FollowTarget has no method"):
         train_ppo(FollowTarget(), mlp_network(), config)
 
 

@@ -14,6 +14,7 @@ from nnx_ppo.algorithms import (
     LoggingLevel,
     PPOConfig,
     TrainConfig,
+    VideoConfig,
     default_config,
     train_ppo,
 )
@@ -373,3 +374,42 @@ def test_nothing_is_compiled_again_after_the_first_iteration():
     finally:
         monitoring.clear_event_listeners()
     assert len(counts) == 4 and counts[1] == counts[3] > 0
+
+
+class Drawn(FollowTarget):
+    """Renders 2 × 2 images of one brightness: the age of the episode."""
+
+    def render(self, trajectory, brightness=1):
+        return [np.full((2, 2, 3), brightness * s.info["age"], np.uint8) for s in trajectory]
+
+
+def test_videos_are_rendered_when_due_and_change_nothing():
+    """Iterations of 40 steps; a video at the start, at 80 and at the end."""
+
+    def train(env, enabled, videos):
+        video = VideoConfig(enabled, 80, episode_length=5, render_kwargs={"brightness": 9})
+        network = mlp_network()
+        train_ppo(env, network, changed(SMALL, video=video), video_fn=videos.append)
+        return network
+
+    videos = []
+    filmed = train(Drawn(length=3), True, videos)
+    assert [data.step for data in videos] == [0, 80, 120]
+    # Episodes of 3 steps: 5 steps are 6 states, of ages 0 1 2 0 1 2.
+    ages = [0, 1, 2, 0, 1, 2]
+    for data in videos:
+        assert data.frames.shape == (6, 2, 2, 3) and data.frames.dtype == np.uint8
+        np.testing.assert_array_equal(data.frames[:, 0, 0, 0], 9 * np.array(ages))
+        assert data.episode_length == 5 and data.episode_reward <= 3.0
+    assert_same_parameters(filmed, train(Drawn(length=3), False, []))
+
+
+def test_a_renderer_that_fails_does_not_end_training():
+    class Broken(FollowTarget):
+        def render(self, trajectory):
+            raise OSError("no display")
+
+    config = changed(SMALL, video=VideoConfig(enabled=True, episode_length=2))
+    with pytest.warns(RuntimeWarning, match="rendering a video raised OSError: no display"):
+        result = train_ppo(Broken(), mlp_network(), config, total_steps=40, video_fn=print)
+    assert result.total_steps == 40

@@ -19,7 +19,17 @@ from nnx_ppo.algorithms.ppo import (
     ppo_step,
     train_ppo,
 )
-from nnx_ppo.algorithms.rollout import eval_rollout, single_transition, tree_where, unroll_env
+from nnx_ppo.algorithms.rollout import (
+    SlimData,
+    SlimState,
+    eval_rollout,
+    eval_rollout_for_render_scan,
+    record_activations_rollout,
+    single_transition,
+    tree_where,
+    unroll_env,
+    unstack_trajectory,
+)
 from nnx_ppo.algorithms.types import LoggingLevel, TrainingState, Transition
 
 __all__ = [
@@ -29,6 +39,8 @@ __all__ = [
     "EvalConfig",
     "LoggingLevel",
     "PPOConfig",
+    "SlimData",
+    "SlimState",
     "TrainConfig",
     "TrainResult",
     "TrainingState",
@@ -37,12 +49,15 @@ __all__ = [
     "VideoData",
     "default_config",
     "eval_rollout",
+    "eval_rollout_for_render_scan",
     "gae",
     "new_training_state",
     "ppo_loss",
     "ppo_step",
+    "record_activations_rollout",
     "single_transition",
     "train_ppo",
     "tree_where",
     "unroll_env",
+    "unstack_trajectory",
 ]

@@ -5,12 +5,18 @@ from collections.abc import Callable
 from typing import Any
 
 
-def call_forgivingly(callback: Callable[..., None], *args: Any) -> None:
-    """Call a callback whose failure must not cost the run."""
+def call_forgivingly(callback: Callable[..., None], *args: Any, what: str | None = None) -> None:
+    """Call a callback whose failure must not cost the run.
+
+    Args:
+        callback: What to call.
+        *args: Passed on.
+        what: What to call it in the warning; its own name if None.
+    """
     try:
         callback(*args)
     except Exception as error:
-        name = getattr(callback, "__qualname__", repr(callback))
+        name = what or getattr(callback, "__qualname__", repr(callback))
         warnings.warn(
             f"{name} raised {type(error).__name__}: {error}. Training goes on without it.",
             RuntimeWarning,

@@ -194,16 +194,16 @@ def _shapes(tree: PyTree) -> Any:
     return jax.tree.map(lambda leaf: tuple(leaf.shape), tree)
 
 
-def check_no_video(video: VideoConfig) -> None:
-    """Raise if videos are asked for, which this version cannot make.
+def check_video(video: VideoConfig, env: RLEnv) -> None:
+    """Raise if videos are asked for that the environment cannot render.
 
     Raises:
-        ValueError: They are.
+        ValueError: It has no `render`.
     """
-    if video.enabled:
+    if video.enabled and not callable(getattr(env, "render", None)):
         raise ValueError(
-            "config.video.enabled=True: this version does not render during training; set "
-            "enabled=False, and render from the trained network with env.render."
+            f"config.video.enabled=True, but {type(env).__name__} has no method render(trajectory, "
+            "**render_kwargs); set enabled=False, or pass an eval_env that can render."
         )
 
 

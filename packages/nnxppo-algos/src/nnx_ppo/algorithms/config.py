@@ -151,13 +151,14 @@ class EvalConfig:
 
 @frozen_config
 class VideoConfig:
-    """How episodes are to be rendered during training. `train_ppo` refuses this for now.
+    """How episodes are rendered during training, for `video_fn`.
 
     Attributes:
         enabled: Whether to render.
         every_steps: Environment steps between videos.
         episode_length: Steps of a video.
-        render_kwargs: Arguments for the environment's `render`.
+        render_kwargs: Keyword arguments for `render(trajectory, …)` of the environment, which
+            returns one image for each state of the trajectory.
     """
 
     enabled: bool = False
@@ -227,7 +228,7 @@ class VideoData:
     Attributes:
         frames: Images, `(time, height, width, 3)`, uint8.
         step: Environment step of the training when it was rendered.
-        episode_reward: Return of the episode shown.
+        episode_reward: Return of the first episode shown.
         episode_length: Steps shown.
     """
 

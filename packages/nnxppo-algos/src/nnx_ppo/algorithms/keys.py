@@ -14,12 +14,14 @@ class PurposeKeys(NamedTuple):
         stagger: Ages of their first episodes.
         training: Iterations: resets and minibatches.
         evaluation: Evaluations.
+        video: Rendered episodes.
     """
 
     reset: Key[Array, ""]
     stagger: Key[Array, ""]
     training: Key[Array, ""]
     evaluation: Key[Array, ""]
+    video: Key[Array, ""]
 
 
 # Networks are often made with `nnx.Rngs(seed)` of the same seed, whose streams fold small counts

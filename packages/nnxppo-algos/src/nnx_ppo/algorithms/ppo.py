@@ -13,10 +13,10 @@ from jaxtyping import Array, PyTree
 from nnx_ppo.algorithms._functional import clone_keys, query_values, strongly_typed
 from nnx_ppo.algorithms.checks import (
     check_network,
-    check_no_video,
     check_number_of_environments,
     check_same_variables,
     check_training_mode,
+    check_video,
 )
 from nnx_ppo.algorithms.config import PPOConfig, TrainConfig, TrainResult, VideoData
 from nnx_ppo.algorithms.counters import add_steps, as_float, step_words, words_of
@@ -63,8 +63,8 @@ def train_ppo(
     """Train a network with PPO.
 
     Callbacks may write to the network's variables (the weight of the entropy, say); training goes
-    on with what they wrote. Evaluation and checkpoint also run once at the start and once at the
-    end. Neither of them, nor any logging level, changes what is learned.
+    on with what they wrote. Evaluation, video and checkpoint also run once at the start and once at
+    the end. Neither of them, nor any logging level, changes what is learned.
 
     Args:
         env: The environment, written for a single instance.
@@ -76,11 +76,11 @@ def train_ppo(
         log_fn: Called with the metrics and the step after each iteration, and before the first
             one with those of the first evaluation. If it raises an `Exception`, that becomes a
             warning and training goes on.
-        video_fn: Reserved for rendered episodes; `config.video.enabled` is refused until there
-            are any.
+        video_fn: Called with a rendered episode, if `config.video.enabled`. What it or the
+            renderer raises becomes a warning.
         checkpoint_fn: Called with a training state of its own, which later steps do not change,
             and the step. What it raises ends training.
-        eval_env: Environment for evaluation; `env` if None.
+        eval_env: Environment for evaluation and videos; `env` if None.
         initial_state: A state to go on from. Its network's variables are copied to `networks`,
             its optimiser's go on under the settings of `config`.
         stop_fn: Asked after each iteration whether to end early.
@@ -93,9 +93,9 @@ def train_ppo(
             configuration. Raised before anything compiles.
     """
     config = _resolved(config, total_steps, seed)
-    check_no_video(config.video)
     check_training_mode(networks)
     eval_env = env if eval_env is None else eval_env
+    check_video(config.video, eval_env)
     check_network(env, networks, config.ppo.combine_advantages)
     if eval_env is not env:
         check_network(eval_env, networks, config.ppo.combine_advantages)
@@ -110,8 +110,8 @@ def train_ppo(
             steps_per_iteration=config.ppo.n_envs * config.ppo.rollout_length,
         ),
         state,
-        Schedule(config.ppo.total_steps, config.eval, config.checkpoint_every_steps),
-        Callbacks(log_fn, checkpoint_fn, stop_fn),
+        Schedule(config.ppo.total_steps, config.eval, config.video, config.checkpoint_every_steps),
+        Callbacks(log_fn, video_fn, checkpoint_fn, stop_fn),
         eval_env=eval_env,
         keys=purpose_keys(config.seed),
         throughput=LoggingLevel.THROUGHPUT in config.ppo.logging_level,

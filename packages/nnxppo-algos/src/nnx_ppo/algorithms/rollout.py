@@ -7,12 +7,29 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree, Shaped
 
 from nnx_ppo.algorithms._functional import strongly_typed
+from nnx_ppo.algorithms.activations import record_activations_rollout
 from nnx_ppo.algorithms.evaluation import eval_rollout
+from nnx_ppo.algorithms.rendering import (
+    SlimData,
+    SlimState,
+    eval_rollout_for_render_scan,
+    unstack_trajectory,
+)
 from nnx_ppo.algorithms.resets import reset_finished, values_before_reset
 from nnx_ppo.algorithms.types import Transition
 from nnx_ppo.core import RLEnv, StatefulModule, reset_where, scan_module, time_limit_flag
 
-__all__ = ["eval_rollout", "single_transition", "tree_where", "unroll_env"]
+__all__ = [
+    "SlimData",
+    "SlimState",
+    "eval_rollout",
+    "eval_rollout_for_render_scan",
+    "record_activations_rollout",
+    "single_transition",
+    "tree_where",
+    "unroll_env",
+    "unstack_trajectory",
+]
 
 
 def single_transition(

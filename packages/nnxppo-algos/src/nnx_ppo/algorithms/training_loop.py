@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Key
 
 from nnx_ppo.algorithms._forgiving import call_forgivingly
 from nnx_ppo.algorithms._functional import merge_modules, split_modules
-from nnx_ppo.algorithms.config import EvalConfig
+from nnx_ppo.algorithms.config import EvalConfig, VideoConfig, VideoData
 from nnx_ppo.algorithms.counters import as_int
 from nnx_ppo.algorithms.evaluation import report, run_episodes
 from nnx_ppo.algorithms.keys import PurposeKeys, at_step
+from nnx_ppo.algorithms.rendering import eval_rollout_for_render_scan, unstack_trajectory
 from nnx_ppo.core import RLEnv, StatefulModule
 
 
@@ -46,6 +48,7 @@ class Schedule:
 
     total_steps: int
     eval: EvalConfig
+    video: VideoConfig
     checkpoint_every_steps: int
 
 
@@ -54,6 +57,7 @@ class Callbacks:
     """Functions of the caller, as `train_ppo` describes them."""
 
     log_fn: Callable[[dict[str, Any], int], None] | None
+    video_fn: Callable[[VideoData], None] | None
     checkpoint_fn: Callable[[Any, int], None] | None
     stop_fn: Callable[[], bool] | None
 
@@ -86,7 +90,7 @@ def run_training(
             in place.
         schedule: When to evaluate and save.
         callbacks: Whom to tell.
-        eval_env: The environment for evaluation.
+        eval_env: The environment for evaluation and videos.
         keys: The keys of the run.
         throughput: Whether to report steps per second.
     """
@@ -204,6 +208,7 @@ class _Breaks:
         self._keys = keys
         self._throughput = throughput
         self._episodes = jax.jit(self._run_episodes)
+        self._trajectory = jax.jit(self._run_for_video)
 
     def take(
         self,
@@ -213,7 +218,7 @@ class _Breaks:
         *,
         last: bool = False,
     ) -> dict[str, Any]:
-        """Do what is due at a step: evaluate, log, save.
+        """Do what is due at a step: evaluate, render, log, save.
 
         Args:
             step: Environment steps so far.
@@ -232,6 +237,8 @@ class _Breaks:
         metrics = {**(learned or {}), "total_steps": step}
         if schedule.eval.enabled and due(schedule.eval.every_steps):
             metrics.update(self._evaluate(step))
+        if schedule.video.enabled and callbacks.video_fn and due(schedule.video.every_steps):
+            metrics.update(self._film(step, callbacks.video_fn))
         if callbacks.log_fn is not None and len(metrics) > 1:
             with self._run.lent():
                 call_forgivingly(callbacks.log_fn, metrics, step)
@@ -251,6 +258,32 @@ class _Breaks:
         if self._throughput:
             metrics["throughput/eval_sps"] = int(steps) / (time.perf_counter() - start)
         return metrics
+
+    def _film(self, step: int, video_fn: Callable[[VideoData], None]) -> dict[str, Any]:
+        """Render the network as it is; failures become warnings. Return what to log."""
+        start = time.perf_counter()
+        config = self._schedule.video
+
+        def film() -> None:
+            key = at_step(self._keys.video, step)
+            states, final, reward = self._trajectory(self._run.network_data(), key)
+            trajectory = unstack_trajectory(states, final, config.episode_length)
+            frames = self._env.render(trajectory, **config.render_kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+            data = VideoData(np.stack(frames), step, float(reward), config.episode_length)
+            with self._run.lent():
+                video_fn(data)
+
+        call_forgivingly(film, what="rendering a video")
+        if not self._throughput:
+            return {}
+        return {"throughput/video_sps": config.episode_length / (time.perf_counter() - start)}
+
+    def _run_for_video(self, network: Any, key: Key[Array, ""]) -> Any:
+        """Traced: return the states to render, and the return of the first episode."""
+        live = self._run.network_of(network)
+        live.eval()
+        length = self._schedule.video.episode_length
+        return eval_rollout_for_render_scan(self._env, live, length, key)
 
     def _run_episodes(self, network: Any, key: Key[Array, ""]) -> tuple[dict[str, Any], Array]:
         """Traced: return the metrics of an evaluation and the environment steps it took."""

@@ -16,10 +16,11 @@ from flax import nnx
 from rich.console import Console
 
 from nnx_ppo.algorithms._forgiving import call_forgivingly
-from nnx_ppo.algorithms.checks import check_no_video
+from nnx_ppo.algorithms.checks import check_video
 from nnx_ppo.algorithms.cli.progress import ProgressDisplay, evaluation_text
 from nnx_ppo.algorithms.cli.run_config import RunConfig, make_network, preset_run, to_plain
 from nnx_ppo.algorithms.cli.run_folder import RunFolder, new_run_folder
+from nnx_ppo.algorithms.config import VideoData
 from nnx_ppo.algorithms.discovery import environment_providers, find_environment, logger_factory
 from nnx_ppo.algorithms.ppo import train_ppo
 from nnx_ppo.core import Logger, RLEnv, StatefulModule
@@ -116,6 +117,7 @@ class _Run:
                     self.networks,
                     self.config.train,
                     log_fn=self._log,
+                    video_fn=self._show,
                     stop_fn=stop_fn,
                 )
         finally:
@@ -134,13 +136,21 @@ class _Run:
         for logger in self.loggers:
             call_forgivingly(logger.log, metrics, step)
 
+    def _show(self, data: VideoData) -> None:
+        for logger in self.loggers:
+            call_forgivingly(logger.video, data)
+
 
 def _prepared(config: RunConfig, console: Console) -> _Run:
     """Make the parts of a run; whatever is wrong with the input comes up here."""
     overrides = {name: _literal(value) for name, value in config.overrides.items()}
     env = find_environment(config.env).load(config.env, **overrides)
     networks = make_network(env, config.network, nnx.Rngs(config.train.seed))
-    check_no_video(config.train.video)
+    check_video(config.train.video, env)
+    if config.train.video.enabled and not config.loggers:
+        raise ValueError(
+            "video.enabled: the run folder keeps no videos, a logger does; add --loggers wandb."
+        )
     factories = [logger_factory(name) for name in config.loggers]
     plain = to_plain(config)
     if config.out is None:
