@@ -256,6 +256,18 @@ class KeyedSampler(Gaussian):
         return jax.random.split(self.stream(), batch_size)
 
 
+class OneKeyForAll(Gaussian):
+    """Has a key for each environment, and draws the noise of the batch from the first."""
+
+    def __call__(self, state, x, rollout_extras=None):
+        pairs = jax.vmap(jax.random.split)(state)
+        noise = 0.0 if self.deterministic else jax.random.normal(pairs[0, 1], x.shape)
+        return StatefulModuleOutput(pairs[:, 0], x + noise, jnp.zeros(()), {})
+
+    def initialize_state(self, batch_size):
+        return jax.random.split(self.stream(), batch_size)
+
+
 class StoredLikelihood(Gaussian):
     """Emits the likelihood and hands it back in the replay."""
 
@@ -470,6 +482,7 @@ BROKEN = {
         "per-sample",
         "regularization_loss",
     ),
+    "one key for the batch": (OneKeyForAll(), "per-sample", "output in the replay"),
     "loss averaged where evaluation is noisy": (
         altering(
             StoredNoise, regularization_loss=lambda out, state, x: jnp.square(out.output).mean()

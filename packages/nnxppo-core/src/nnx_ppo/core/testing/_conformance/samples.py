@@ -9,7 +9,12 @@ import numpy as np
 from flax import nnx
 
 from nnx_ppo.core import PPONetworkOutput
-from nnx_ppo.core.testing._conformance.comparison import as_numpy, differences, leaf_equal
+from nnx_ppo.core.testing._conformance.comparison import (
+    as_numpy,
+    differences,
+    is_key,
+    leaf_equal,
+)
 from nnx_ppo.core.testing._conformance.findings import Finding
 from nnx_ppo.core.testing._conformance.subject import BATCH, Mode, Subject
 
@@ -83,7 +88,8 @@ def _heads(output: Any) -> list[tuple[str, Any, Any]]:
 def per_sample(subject: Subject) -> Iterator[Finding]:
     """What is done to the rows of the input happens to the rows of the output, and no more."""
     yield from _judge_rows(subject, "eval")
-    if jax.tree.leaves(subject.rollout.outputs.rollout_extras):
+    stored = jax.tree.leaves(subject.rollout.outputs.rollout_extras)
+    if stored or any(is_key(leaf) for leaf in jax.tree.leaves(subject.rollout.start)):
         yield from _judge_rows(subject, "train")
 
 
