@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnx_ppo.algorithms.losses import clipped_surrogate, gae, normalized, outside_clip, value_loss
+from nnx_ppo.algorithms.losses import (
+    approximate_kl,
+    clipped_surrogate,
+    explained_variance,
+    gae,
+    normalized,
+    outside_clip,
+    r_squared,
+    value_loss,
+)
 
 GAMMA, LAMBDA = 0.9, 0.95
 REWARDS = [1.0, 1.0, 1.0, 5.0]
@@ -175,3 +184,22 @@ def test_normalized_uses_the_population_std():
 def test_outside_clip():
     inside = outside_clip(jnp.asarray([[0.79, 0.81, 1.19, 1.21]]), 0.2)
     np.testing.assert_array_equal(inside, [[True, False, False, True]])
+
+
+def test_divergence_of_two_policies() -> None:
+    # Ratios 2 and 1/2: ((2 − 1 − log 2) + (1/2 − 1 + log 2)) / 2 = (1 − 1/2) / 2 = 1/4.
+    old = jnp.zeros((1, 2))
+    new = jnp.log(jnp.array([[2.0, 0.5]]))
+    np.testing.assert_allclose(approximate_kl(new, old), 0.25, rtol=1e-6)
+    assert approximate_kl(old, old) == 0.0
+
+
+def test_a_constant_error_costs_no_explained_variance() -> None:
+    # Targets 0 and 2 have variance 1. Values 1 too high leave errors of −1 and −1, whose variance
+    # is 0, and whose squares add up to as much as those of the targets about their mean.
+    targets = jnp.array([[0.0, 2.0]])
+    np.testing.assert_allclose(explained_variance(targets + 1.0, targets), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(r_squared(targets + 1.0, targets), 0.0, atol=1e-6)
+    # Errors 0 and 1 have variance 1/4.
+    values = jnp.array([[0.0, 1.0]])
+    np.testing.assert_allclose(explained_variance(values, targets), 0.75, rtol=1e-6)

@@ -133,6 +133,29 @@ def r_squared(
     return 1.0 - residual / (jnp.square(targets - targets.mean()).sum() + 1e-8)
 
 
+def explained_variance(
+    values: Float[Array, "time batch"], targets: Float[Array, "time batch"]
+) -> Float[Array, ""]:
+    """Share of the targets' variance that the values explain; a constant error is no loss."""
+    return 1.0 - (targets - values).var() / (targets.var() + 1e-8)
+
+
+def approximate_kl(
+    new: Float[Array, "time batch"], old: Float[Array, "time batch"]
+) -> Float[Array, ""]:
+    """Estimate the divergence of the new policy from the old one, KL(old ‖ new).
+
+    The estimator `r - 1 - log r` of the actions taken is unbiased and never negative (Schulman,
+    2020, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html).
+
+    Args:
+        new: Log-likelihoods of the actions under the new policy.
+        old: Those under the policy that drew them.
+    """
+    log_ratio = new - old
+    return (jnp.expm1(log_ratio) - log_ratio).mean()
+
+
 def outside_clip(
     ratio: Float[Array, "time batch"], clip_range: Scalar
 ) -> Bool[Array, "time batch"]:

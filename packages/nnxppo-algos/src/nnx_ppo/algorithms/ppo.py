@@ -24,7 +24,9 @@ from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards, sum_h
 from nnx_ppo.algorithms.keys import purpose_keys
 from nnx_ppo.algorithms.losses import (
     Scalar,
+    approximate_kl,
     clipped_surrogate,
+    explained_variance,
     gae,
     normalized,
     outside_clip,
@@ -300,10 +302,14 @@ def ppo_loss(  # noqa: PLR0917  (documented)
     if LoggingLevel.ACTOR_EXTRA in logging_level:
         clipped = jax.tree.map(lambda ratio: outside_clip(ratio, clip_range), ratios)
         metrics["losses/clipping_fraction"] = clipped
+        metrics["losses/approx_kl"] = jax.tree.map(
+            approximate_kl, loglikelihoods, rollout_data.network_output.loglikelihoods
+        )
         metrics["loglikelihood"] = loglikelihoods
     if LoggingLevel.CRITIC_EXTRA in logging_level:
         metrics["losses/advantages"] = raw_advantages
         metrics["losses/critic_R^2"] = jax.tree.map(r_squared, values, targets)
+        metrics["losses/explained_variance"] = jax.tree.map(explained_variance, values, targets)
         metrics["losses/predicted_value"] = values
     return loss, metrics
 
