@@ -100,8 +100,10 @@ def test_metrics(reference):
 def optimized():
     """Compile as users do. Unoptimised, what is logged moves the rounding of LSTM gradients."""
     jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.clear_caches()  # else later tests draw their parameters by optimised programs
 
 
 @pytest.mark.usefixtures("optimized")
