@@ -25,11 +25,8 @@ class SlimData(NamedTuple):
 class SlimState(NamedTuple):
     """An environment state without what only physics needs.
 
-    Attributes:
-        data: A `SlimData`, or None for an environment without MuJoCo.
-        done: Whether the episode has ended.
-        info: The environment's `info`.
-        metrics: The environment's metrics.
+    `data` is a `SlimData`, or None for an environment without MuJoCo; the others are those of the
+    environment's state.
     """
 
     data: Any
