@@ -53,9 +53,9 @@ def eval_rollout_for_render_scan(
         The state before each step, leaves `(max_episode_length, …)`; the state after the last
         one; and the return of the first episode, all rewards added up.
     """
-    first_key, *keys = jax.random.split(key, 1 + max_episode_length)
+    keys = jax.random.split(key, 1 + max_episode_length)
     live = functional_copy(networks)
-    env_state = strongly_typed(env.reset(first_key))
+    env_state = strongly_typed(env.reset(keys[0]))
     start = (live.initialize_state(1), env_state, jnp.ones((), bool), jnp.zeros(()))
 
     def step(live: StatefulModule, carry: Any, key: Array) -> Any:
@@ -70,7 +70,7 @@ def eval_rollout_for_render_scan(
         total = total + jnp.where(is_first, reward, 0.0)
         return (network_state, following, is_first & ~ended, total), _slim(env_state)
 
-    (_, env_state, _, total), states = scan_module(live, step, start, jnp.stack(keys))
+    (_, env_state, _, total), states = scan_module(live, step, start, keys[1:])
     return states, _slim(env_state), total
 
 
