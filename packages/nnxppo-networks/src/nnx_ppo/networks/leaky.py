@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from nnx_ppo.networks._keys import initial_keys, split_keys
 from nnx_ppo.networks._streams import fork_stream
-from nnx_ppo.networks.recurrent._base import RecurrentLayer, given
+from nnx_ppo.networks.recurrent._base import RecurrentLayer
 
 State = dict[str, Float[Array, "*batch hidden"] | Key[Array, "*batch"]]
 
@@ -99,16 +99,13 @@ class LeakyRNN(RecurrentLayer):
             jnp.asarray(_checked_tau(tau, self.dt, self.hidden_features, trainable_tau))
         )
         self.tau_scale = nnx.Param(jnp.zeros(self.hidden_features)) if trainable_tau else None
-        self.cell = nnx.SimpleCell(
-            self.in_features,
-            self.hidden_features,
+        self.cell = self._make_cell(
+            nnx.SimpleCell,
+            rngs,
             activation_fn=activation,
-            rngs=rngs,
-            **given(
-                kernel_init=kernel_init,
-                recurrent_kernel_init=recurrent_kernel_init,
-                bias_init=bias_init,
-            ),
+            kernel_init=kernel_init,
+            recurrent_kernel_init=recurrent_kernel_init,
+            bias_init=bias_init,
         )
         self.rng = fork_stream(rngs, "noise", "LeakyRNN: rngs") if self.noise_std else None
         self.deterministic = False

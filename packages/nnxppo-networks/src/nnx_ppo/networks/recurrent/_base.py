@@ -1,7 +1,8 @@
 """What the ready-made recurrent layers have in common: `RecurrentLayer`."""
 
 import abc
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from nnx_ppo.core import (
     reset_where,
 )
 from nnx_ppo.networks._checks import check_size
+
+Cell = TypeVar("Cell", bound=nnx.RNNCellBase)
 
 
 class RecurrentLayer(StatefulModule):
@@ -47,6 +50,11 @@ class RecurrentLayer(StatefulModule):
         if trainable_initial_state:
             for part in self.carry_parts:
                 setattr(self, f"initial_{part}", nnx.Param(jnp.zeros(self.hidden_features)))
+
+    def _make_cell(self, kind: Callable[..., Cell], rngs: nnx.Rngs, **options: Any) -> Cell:
+        """Make a cell of flax; for options that are None its defaults are left alone."""
+        named = {name: value for name, value in options.items() if value is not None}
+        return kind(self.in_features, self.hidden_features, rngs=rngs, **named)
 
     @abc.abstractmethod
     def _project(self, x: Array) -> Array:
@@ -128,8 +136,3 @@ class RecurrentLayer(StatefulModule):
                 f"its last axis, got shape {x.shape}; give in_features the width of the layer "
                 "before."
             )
-
-
-def given(**keywords: Any) -> dict[str, Any]:
-    """Return those keywords that are not None; for the others flax's defaults are left alone."""
-    return {name: value for name, value in keywords.items() if value is not None}

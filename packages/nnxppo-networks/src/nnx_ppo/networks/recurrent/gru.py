@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from nnx_ppo.networks.recurrent._base import RecurrentLayer, given
+from nnx_ppo.networks.recurrent._base import RecurrentLayer
 
 
 class GRU(RecurrentLayer):
@@ -58,17 +58,14 @@ class GRU(RecurrentLayer):
         trainable_initial_state: bool = False,
     ) -> None:
         super().__init__(in_features, hidden_features, trainable_initial_state)
-        self.cell = nnx.GRUCell(
-            self.in_features,
-            self.hidden_features,
+        self.cell = self._make_cell(
+            nnx.GRUCell,
+            rngs,
             gate_fn=gate_fn,
             activation_fn=activation_fn,
-            rngs=rngs,
-            **given(
-                kernel_init=kernel_init,
-                recurrent_kernel_init=recurrent_kernel_init,
-                bias_init=bias_init,
-            ),
+            kernel_init=kernel_init,
+            recurrent_kernel_init=recurrent_kernel_init,
+            bias_init=bias_init,
         )
 
     def _project(self, x: Array) -> Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from nnx_ppo.networks.recurrent._base import RecurrentLayer, given
+from nnx_ppo.networks.recurrent._base import RecurrentLayer
 
 Carry: TypeAlias = tuple[Float[Array, "*batch hidden"], Float[Array, "*batch hidden"]]
 """Hidden and cell state, in this order; flax's own order is the reverse."""
@@ -63,17 +63,14 @@ class LSTM(RecurrentLayer):
         trainable_initial_state: bool = False,
     ) -> None:
         super().__init__(in_features, hidden_features, trainable_initial_state)
-        self.cell = (nnx.OptimizedLSTMCell if use_optimized else nnx.LSTMCell)(
-            self.in_features,
-            self.hidden_features,
+        self.cell = self._make_cell(
+            nnx.OptimizedLSTMCell if use_optimized else nnx.LSTMCell,
+            rngs,
             gate_fn=gate_fn,
             activation_fn=activation_fn,
-            rngs=rngs,
-            **given(
-                kernel_init=kernel_init,
-                recurrent_kernel_init=recurrent_kernel_init,
-                bias_init=bias_init,
-            ),
+            kernel_init=kernel_init,
+            recurrent_kernel_init=recurrent_kernel_init,
+            bias_init=bias_init,
         )
 
     def _project(self, x: Array) -> Array:

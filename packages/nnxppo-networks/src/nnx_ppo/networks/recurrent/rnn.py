@@ -5,7 +5,7 @@ from collections.abc import Callable
 from flax import nnx
 from jaxtyping import Array
 
-from nnx_ppo.networks.recurrent._base import RecurrentLayer, given
+from nnx_ppo.networks.recurrent._base import RecurrentLayer
 
 
 class RNN(RecurrentLayer):
@@ -49,16 +49,13 @@ class RNN(RecurrentLayer):
         trainable_initial_state: bool = False,
     ) -> None:
         super().__init__(in_features, hidden_features, trainable_initial_state)
-        self.cell = nnx.SimpleCell(
-            self.in_features,
-            self.hidden_features,
+        self.cell = self._make_cell(
+            nnx.SimpleCell,
+            rngs,
             activation_fn=activation,
-            rngs=rngs,
-            **given(
-                kernel_init=kernel_init,
-                recurrent_kernel_init=recurrent_kernel_init,
-                bias_init=bias_init,
-            ),
+            kernel_init=kernel_init,
+            recurrent_kernel_init=recurrent_kernel_init,
+            bias_init=bias_init,
         )
 
     def _project(self, x: Array) -> Array:

@@ -102,7 +102,7 @@ def _behind(function: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_library_object(value: Any) -> bool:
-    """Whether an object is JAX's or flax's own (a dtype, a jitted function), or a module."""
+    """Whether an object is JAX's or flax's own, such as a dtype."""
     module = getattr(type(value), "__module__", "") or ""
     return module.split(".")[0] in ("jax", "jaxlib", "flax", "numpy", "builtins")
 
