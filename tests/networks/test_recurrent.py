@@ -451,7 +451,10 @@ def test_leaky_messages(arguments, message) -> None:
 
 def test_a_layer_that_only_reads_may_be_closed_over() -> None:
     layer = Recurrent(nnx.SimpleCell(2, 2, rngs=nnx.Rngs(0)))
-    run = lambda xs: layer.unroll(layer.initialize_state(1), xs, jnp.zeros((2, 1), bool)).output  # noqa: E731
+
+    def run(xs):
+        return layer.unroll(layer.initialize_state(1), xs, jnp.zeros((2, 1), bool)).output
+
     xs = jnp.ones((2, 1, 2))
     np.testing.assert_allclose(jax.jit(run)(xs), run(xs), rtol=1e-6)
 

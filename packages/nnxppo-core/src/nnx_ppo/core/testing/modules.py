@@ -1,5 +1,6 @@
 """Small modules that keep the contract, each in its own way: `REFERENCE_BLOCKS`."""
 
+import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,11 +103,13 @@ class _Container(StatefulModule):
     def __init__(self, *parts: StatefulModule) -> None:
         self.parts = nnx.List(parts)
 
+    @abc.abstractmethod
     def _input(self, x: Any, before: Sequence[Any]) -> Any:
-        raise NotImplementedError
+        """Return the input of the next part, from that of all and the outputs so far."""
 
+    @abc.abstractmethod
     def _output(self, outputs: Sequence[Any]) -> Any:
-        raise NotImplementedError
+        """Return the output of all, from those of the parts."""
 
     def __call__(self, state: Any, x: Any, rollout_extras: Any = None) -> StatefulModuleOutput:
         """Run all parts for one step."""
