@@ -264,3 +264,25 @@ class Broken(StatefulModule):
 def test_messages(make, sample, error, message) -> None:
     with pytest.raises(error, match=message):
         describe(make(), sample)
+
+
+def test_private_attributes_of_modules_are_their_own() -> None:
+    class Named(StatefulModule):
+        """Has attributes called like those that `describe` uses itself."""
+
+        def __init__(self, width):
+            self._path, self._calls = width, 2
+
+        def __call__(self, state, x, rollout_extras=None):
+            output = jnp.tile(x[:, :1], (1, self._path * self._calls))
+            return StatefulModuleOutput(state, output, jnp.zeros(()), {})
+
+    net = with_recording(Sequential([Named(3), Named(1)]))
+    outputs = {row.path: row.output for row in describe(net, jnp.zeros(1)).rows}
+    assert {path: output.shape for path, output in outputs.items()} == {
+        "": (2,),
+        "0": (6,),
+        "0/wrapped": (6,),
+        "1": (2,),
+        "1/wrapped": (2,),
+    }

@@ -137,7 +137,7 @@ class _Probe(Recorder):
 
     def __init__(self, wrapped: StatefulModule, path: Path, calls: _Calls) -> None:
         super().__init__(wrapped)
-        # Private, for other names are looked up in the module if they are not here.
+        # Private, for other names are set in the module.
         self._path = path
         self._calls = calls
 

@@ -39,7 +39,7 @@ class RecordsItself(Protocol):
 class Recorder(StatefulModule):
     """Runs a module unchanged, and adds its output to its metrics under `ACTIVATION_KEY`.
 
-    Any other attribute is that of the wrapped module, to read and to write.
+    Any other attribute is that of the wrapped module, to read and, unless private, to write.
 
     Args:
         wrapped: The module.
@@ -65,7 +65,7 @@ class Recorder(StatefulModule):
         return getattr(self.wrapped, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith(("__", "_pytree__")) or name == "wrapped":
+        if name.startswith("_") or name == "wrapped":
             super().__setattr__(name, value)
         else:  # train() and eval() set `deterministic`
             setattr(self.wrapped, name, value)
