@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import sys
 import threading
+import types
 
+import numpy as np
 import pytest
 
 from nnx_ppo.algorithms.cli import main
@@ -17,6 +20,9 @@ from nnx_ppo.algorithms.cli.run_config import (
 )
 from nnx_ppo.algorithms.cli.run_folder import RunFolder, new_run_folder
 from nnx_ppo.algorithms.discovery import find_environment, logger_factory
+from nnx_ppo.core.testing import FollowTarget
+
+command = sys.modules[main.__module__]  # the package has the function under the module's name
 
 SMALL = [
     "--ppo.n-envs=8",
@@ -171,3 +177,30 @@ def test_a_missing_logger_names_the_extra():
 
 def test_find_environment_returns_its_provider():
     assert "FollowTarget" in find_environment("FollowTarget").names()
+
+
+def test_videos_go_to_the_loggers_and_need_one(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "run"
+    arguments = ["train", "FollowTarget", "--ppo.total-steps=40", f"--out={folder}", *SMALL]
+    arguments += ["--video.enabled", "--video.episode-length=2"]
+    assert main(arguments) == 2
+    assert "FollowTarget has no method render" in capsys.readouterr().err
+
+    frame = np.zeros((2, 2, 3), np.uint8)
+    monkeypatch.setattr(
+        FollowTarget, "render", lambda self, trajectory: [frame for _ in trajectory], raising=False
+    )
+    assert main(arguments) == 2
+    assert "add --loggers" in capsys.readouterr().err
+    assert not folder.exists()
+
+    seen = []
+    logger = types.SimpleNamespace(
+        log=lambda metrics, step: None, video=seen.append, close=lambda: None
+    )
+    monkeypatch.setattr(command, "logger_factory", lambda name: lambda run_dir, config: logger)
+    assert main([*arguments, "--loggers", "gallery"]) == 0
+    assert [(data.step, data.frames.shape) for data in seen] == [
+        (0, (3, 2, 2, 3)),
+        (40, (3, 2, 2, 3)),
+    ]
