@@ -16,8 +16,9 @@ from nnx_ppo.networks._checks import check_size
 Path: TypeAlias = tuple[str, ...]
 Size: TypeAlias = tuple[int, ...]
 
-# Added to the variance, so that a constant feature gives 0 and not 0/0.
-_EPSILON = 1e-8
+# No standard deviation counts as less, so that a constant feature gives 0 and not 0/0, and one that
+# hardly varies is not blown up.
+_LEAST_STD = 1e-3
 # The standard deviation that is assumed before anything has been seen.
 _FIRST_STD = 10.0
 _COUNTER_END = 2**32 - 1
@@ -27,13 +28,17 @@ class NormalizerStatistics(nnx.Variable):
     """A running statistic: kept in checkpoints, never trained."""
 
 
+class NormalizerClip(nnx.Variable):
+    """Where outputs are clipped; a variable, so that a checkpoint holds it."""
+
+
 class Normalizer(StatefulModule):
     """Subtracts the running mean and divides by the running standard deviation.
 
     The statistics change in `update_statistics` only, once per training iteration, from the
     inputs that the forward pass emitted as `rollout_extras`. Before the first update, inputs are
-    divided by 10. A sample with a leaf that is not finite, or too large to square in float32, is
-    left out of the statistics whole.
+    divided by 10. A standard deviation below 0.001 counts as 0.001. A sample with a leaf that is
+    not finite, or too large to square in float32, is left out of the statistics whole.
 
     Args:
         shape: Shape of one sample: a number of features, a tuple, or a mapping of these, nested
@@ -41,6 +46,7 @@ class Normalizer(StatefulModule):
         clip: Outputs are clipped to ±clip; infinity switches it off.
 
     Attributes:
+        clip: The bound, a `NormalizerClip`.
         mean: A `NormalizerStatistics`, or a tree of them in the nesting of `shape`.
         M2: Sums of squared deviations from the mean, likewise. `M2 / counter` is the population
             variance.
@@ -67,7 +73,7 @@ class Normalizer(StatefulModule):
     def __init__(self, shape: Any, *, clip: float = 10.0) -> None:
         if not clip > 0:
             raise ValueError(f"Normalizer: clip must be above 0, got {clip!r}.")
-        self.clip = clip
+        self.clip = NormalizerClip(jnp.asarray(clip, jnp.float32))
         self.leaves = tuple(_leaves(shape, ()))
         self.mean = _zeros(shape)
         self.M2 = _zeros(shape)
@@ -128,12 +134,13 @@ class Normalizer(StatefulModule):
         mean, m2 = _at(self.mean, path)[...], _at(self.M2, path)[...]
         count = self.counter[...].astype(jnp.float32)
         variance = jnp.maximum(m2, 0.0) / jnp.maximum(count, 1.0)
-        std = jnp.where(count > 0, jnp.sqrt(variance + _EPSILON), _FIRST_STD)
+        std = jnp.where(count > 0, jnp.maximum(jnp.sqrt(variance), _LEAST_STD), _FIRST_STD)
         batch_axes = range(value.ndim - mean.ndim)
         mean, std = jax.lax.stop_gradient(
             (jnp.expand_dims(mean, batch_axes), jnp.expand_dims(std, batch_axes))
         )
-        return jnp.clip((value - mean) / std, -self.clip, self.clip)
+        clip = self.clip[...]
+        return jnp.clip((value - mean) / std, -clip, clip)
 
 
 def _merge(
