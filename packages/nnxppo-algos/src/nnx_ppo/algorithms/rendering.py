@@ -93,6 +93,17 @@ def unstack_trajectory(
     return [*states, jax.tree.map(_on_host, final_state)]
 
 
+def frame_rate(env: RLEnv, default: float = 30.0) -> float:
+    """Return the frames per second at which a video plays at the speed of the simulation.
+
+    Args:
+        env: The environment; `dt`, if it has one, is the time of a step in seconds.
+        default: What to return where it has none.
+    """
+    dt = getattr(env, "dt", None)
+    return default if dt is None else 1.0 / dt
+
+
 def _slim(env_state: Any) -> SlimState:
     data = getattr(env_state, "data", None)
     if data is not None:

@@ -15,6 +15,7 @@ from mujoco_playground.config import (
 from nnx_ppo.core import EpisodeWrapper
 from nnx_ppo.mujoco._overrides import nearest, resolve_overrides
 from nnx_ppo.mujoco.assets import require_menagerie
+from nnx_ppo.mujoco.rendering import RenderWrapper
 from nnx_ppo.mujoco.wrappers import ActionRepeatWrapper
 
 # Each suite of environments, and the training settings that Playground publishes for it.
@@ -44,6 +45,9 @@ def load_environment(name: str, overrides: Mapping[str, Any]) -> Any:
         menagerie = registry.mjx_env
         require_menagerie(name, str(menagerie.MENAGERIE_PATH), menagerie.MENAGERIE_COMMIT_SHA)
     env = registry.load(name, config=config)
+    # An environment that draws in a way of its own goes on to do so.
+    if getattr(type(env), "render", None) is registry.mjx_env.MjxEnv.render:
+        env = RenderWrapper(env)
     # Read after loading: some environments change their own settings.
     settings: Mapping[str, Any] = config.to_dict()
     return _with_time_limit(env, settings.get("action_repeat", 1), settings.get("episode_length"))

@@ -10,7 +10,7 @@ from nnx_ppo.mujoco.presets import PRESETS, preset_from_brax
 def load(name: str, **overrides: Any) -> Any:
     """Load a Playground environment, ready to train.
 
-    Three things are done that Playground leaves to its training scripts:
+    Four things are done that Playground leaves to its training scripts:
 
     - The physics back end (`impl`) is chosen for JAX's first device: MuJoCo Warp on a CUDA device
       that Warp can use, MJX's own implementation in JAX elsewhere.

@@ -29,6 +29,11 @@ class ActionRepeatWrapper(Wrapper):
             raise ValueError(f"action_repeat={action_repeat} must be at least 1 step.")
         self.action_repeat = action_repeat
 
+    @property
+    def dt(self) -> float:
+        """Seconds that an action lasts."""
+        return self.env.dt * self.action_repeat
+
     def step(self, state: Any, action: Any) -> Any:
         """Step the wrapped environment `action_repeat` times with one action."""
 
