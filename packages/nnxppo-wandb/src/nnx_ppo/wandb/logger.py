@@ -1,33 +1,44 @@
-"""`WandbLogger`: metrics and videos to Weights & Biases."""
+"""`WandbLogger`: metrics, videos and checkpoints to Weights & Biases."""
 
 import enum
 import os
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import wandb
+from wandb.errors import AuthenticationError, CommError
 
-from nnx_ppo.wandb._gif import encode_gif
+from nnx_ppo.wandb._mp4 import encode_mp4
+from nnx_ppo.wandb._points import STEP, Points, RunFile, points_of
 
-STEP = "total_steps"
-"""The metric that all others are drawn over."""
+_STEP_FOLDER = re.compile(r"step_(\d+)")
 
 
 class WandbLogger:
     """Logs to a W&B run, drawn over environment steps.
 
-    W&B counts its own step, one for each call, and drops what comes with a step that has passed:
-    this logger never sets it. Environment steps are logged as the metric `total_steps`, which W&B
-    is told to draw all others over. So videos and metrics may come in any order, and training
-    that goes on from an older checkpoint is logged too.
+    Points never go backwards: all loggers of a run share one record of its last step, and a point
+    before that is left out, with a warning. What W&B raises becomes a warning too, the first time;
+    training goes on.
+
+    The run folder remembers the W&B run in `wandb_run.json`. A logger that is made for the folder
+    again, by a training that is resumed, goes on with the same run. What the killed training had
+    logged after the checkpoint is in that run already and is not logged twice.
 
     W&B's environment variables hold: `WANDB_PROJECT`, `WANDB_NAME`, and `WANDB_MODE=offline`,
-    which needs no network. Where a run is active already it is used, and left open by `close`.
+    which needs no network. Where the server cannot be reached at the start, the run is kept
+    offline, with a warning. Where a run is active already it is used, and left open by `close`.
 
     Args:
-        run_dir: Folder for W&B's files; made if it is missing.
+        run_dir: The run folder, for W&B's files too; made if it is missing.
         config: Settings of the run.
+
+    Raises:
+        wandb.errors.UsageError: W&B has no key to log in with; it says how to get one.
 
     Example:
         >>> logger = WandbLogger("runs/balance", {"seed": 17})  # doctest: +SKIP
@@ -36,14 +47,17 @@ class WandbLogger:
     """
 
     def __init__(self, run_dir: str, config: Mapping[str, Any]) -> None:
-        os.makedirs(run_dir, exist_ok=True)
+        file = RunFile(run_dir)
+        before = file.read()
         self._owned = wandb.run is None
-        run = wandb.init(dir=run_dir) if wandb.run is None else wandb.run
-        run.config.update(_plain(config), allow_val_change=True)
-        self._use(run)
+        run = _started_run(run_dir, before) if wandb.run is None else wandb.run
+        self._use(run, last=before.get(STEP, -1) if before.get("id") == run.id else -1)
+        self._points.file = file
+        self._points.remember()
+        self._points.attempt(run.config.update, _plain(config), allow_val_change=True)
 
     @classmethod
-    def attach(cls, *, key: str = "eval_video", fps: int = 30) -> "WandbLogger":
+    def attach(cls, *, key: str = "eval_video", fps: int | float = 30) -> "WandbLogger":
         """Return a logger for the run that is active, which stays open when it is closed.
 
         Args:
@@ -63,22 +77,23 @@ class WandbLogger:
         logger._use(wandb.run, key, fps)
         return logger
 
-    def _use(self, run: wandb.Run, key: str = "eval_video", fps: int = 30) -> None:
-        self._run, self._key, self._fps = run, key, fps
-        run.define_metric(STEP)
-        run.define_metric("*", step_metric=STEP)
+    def _use(
+        self, run: wandb.Run, key: str = "eval_video", fps: int | float = 30, last: int = -1
+    ) -> None:
+        self._points: Points = points_of(run, last)
+        self._key, self._fps = key, fps
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record metrics at an environment step.
 
         Args:
-            metrics: Scalars by name. W&B draws arrays as histograms.
+            metrics: Scalars by name; W&B draws long arrays as histograms.
             step: Environment steps taken so far.
         """
-        self._run.log({**{name: _value(value) for name, value in metrics.items()}, STEP: step})
+        self._points.log({name: _value(value) for name, value in metrics.items()}, step)
 
     def video(self, data: Any) -> None:
-        """Record a rendered episode, as an animated GIF.
+        """Record a rendered episode, as mp4.
 
         Args:
             data: Has `frames`, `(num_frames, height, width, 3)` uint8, `step`, `episode_reward`
@@ -90,15 +105,66 @@ class WandbLogger:
         caption = (
             f"step {data.step}: reward {data.episode_reward:.4g} in {data.episode_length} steps"
         )
-        gif = encode_gif(np.asarray(data.frames), self._fps)
-        video = wandb.Video(gif, caption=caption, format="gif")
-        self._run.log({self._key: video, STEP: data.step})
+        mp4 = encode_mp4(np.asarray(data.frames), self._fps)
+        video = wandb.Video(mp4, caption=caption, format="mp4")
+        self._points.log({self._key: video}, data.step)
+
+    def checkpoint(
+        self, folder: str | os.PathLike[str], aliases: Sequence[str] = ("latest",)
+    ) -> None:
+        """Upload a checkpoint as an artifact of type `checkpoint`.
+
+        W&B copies the files before it uploads them in the background, so the folder may be
+        deleted afterwards.
+
+        Args:
+            folder: A complete checkpoint, `step_XXXXXXXXXX`.
+            aliases: Names of this version of the artifact, besides `step-N`.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+            ValueError: The folder has another name.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"folder={str(folder)!r}: there is no such checkpoint.")
+        match = _STEP_FOLDER.fullmatch(folder.name)
+        if match is None:
+            raise ValueError(f"folder={str(folder)!r} should be called step_XXXXXXXXXX.")
+        self._points.attempt(self._upload, folder, int(match[1]), aliases)
+
+    def _upload(self, folder: Path, step: int, aliases: Sequence[str]) -> None:
+        run = self._points.run
+        artifact = wandb.Artifact(f"checkpoint-{run.id}", "checkpoint", metadata={"step": step})
+        artifact.add_dir(str(folder))
+        run.log_artifact(artifact, aliases=[*aliases, f"step-{step}"])
 
     def close(self) -> None:
         """Write out what is left, and end the run if this logger started it."""
         if self._owned:
-            self._run.finish()
             self._owned = False
+            self._points.attempt(self._points.run.finish)
+
+
+def _started_run(run_dir: str, before: Mapping[str, Any]) -> wandb.Run:
+    """Start a run, or go on with that of the folder; offline if the server cannot be reached."""
+    # Absolute: the process that writes keeps the working directory it was started in.
+    options: dict[str, Any] = {"dir": os.path.abspath(run_dir)}
+    if before:
+        options |= {name: before[name] or None for name in ("id", "project", "entity")}
+        options["resume"] = "allow"
+    try:
+        return wandb.init(**options)
+    except AuthenticationError:
+        raise
+    except CommError as error:
+        warnings.warn(
+            f"W&B cannot be reached ({error}). The run is kept offline in {run_dir}; upload it "
+            "with `wandb sync`.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return wandb.init(**options, mode="offline")
 
 
 def _value(value: Any) -> Any:

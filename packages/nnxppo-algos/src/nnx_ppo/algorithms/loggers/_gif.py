@@ -1,15 +1,16 @@
-"""Encodes frames as an animated GIF."""
+"""Encodes frames as an animated GIF, the one kind of video that TensorBoard shows."""
 
 import io
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 
-def encode_gif(frames: np.ndarray, fps: int) -> io.BytesIO:
+def encode_gif(image_module: Any, frames: np.ndarray, fps: int) -> bytes:
     """Return frames as a GIF that plays for ever.
 
     Args:
+        image_module: `PIL.Image`.
         frames: `(num_frames, height, width, 3)`, uint8, at least one.
         fps: Frames per second; GIF rounds the time of a frame to hundredths of a second.
 
@@ -21,8 +22,7 @@ def encode_gif(frames: np.ndarray, fps: int) -> io.BytesIO:
             "frames: expected a uint8 array (num_frames, height, width, 3) with at least one "
             f"frame, got {frames.dtype} {frames.shape}."
         )
-    first, *rest = (Image.fromarray(frame) for frame in frames)
+    first, *rest = (image_module.fromarray(frame) for frame in frames)
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
-    buffer.seek(0)
-    return buffer
+    return buffer.getvalue()
