@@ -203,3 +203,34 @@ def test_a_constant_error_costs_no_explained_variance() -> None:
     # Errors 0 and 1 have variance 1/4.
     values = jnp.array([[0.0, 1.0]])
     np.testing.assert_allclose(explained_variance(values, targets), 0.75, rtol=1e-6)
+
+
+def test_value_loss_with_a_clipped_value():
+    # Old value 0, clip range 1. Value 3 clips to 1, 0.5 stays.
+    # Target 5: errors 2 and 4, the larger counts: 16. Target −1: errors 4 and 2: 16.
+    # Target 0, value 0.5: error 0.5 either way: 0.25. Half the mean: (16 + 16 + 0.25)/6 = 5.375.
+    values, targets = column([3.0, 3.0, 0.5]), column([5.0, -1.0, 0.0])
+    old = jnp.zeros_like(values)
+    np.testing.assert_allclose(value_loss(values, targets, old, clip_range=1.0), 5.375)
+    # No gradient where the clipped value has the larger error, as at the target 5.
+    gradient = jax.grad(lambda v: value_loss(v, targets, old, clip_range=1.0))(values)
+    np.testing.assert_allclose(gradient[:, 0], [0.0, 4.0 / 3.0, 0.5 / 3.0], rtol=1e-6)
+
+
+def test_huber_value_loss():
+    # δ = 1: an error of 0.5 gives ½·0.25 = 0.125, one of −3 gives 1·(3 − ½) = 2.5; mean 1.3125.
+    values, targets = column([0.5, -3.0]), column([0.0, 0.0])
+    np.testing.assert_allclose(value_loss(values, targets, huber_delta=1.0), 1.3125)
+    gradient = jax.grad(lambda v: value_loss(v, targets, huber_delta=1.0))(values)
+    np.testing.assert_allclose(gradient[:, 0], [0.25, -0.5])
+
+
+def test_a_discount_for_each_reward_head():
+    # V = 0 and λ = 1: discounted sums. γ = 0.5: 1 + 0.5·(1 + 0.5) = 1.75; γ = 0: the reward alone.
+    rewards = {"far": column([1.0, 1.0, 1.0]), "near": column([1.0, 1.0, 1.0])}
+    zeros = jax.tree.map(jnp.zeros_like, rewards)
+    last = {name: jnp.zeros(1) for name in rewards}
+    never = jnp.zeros((3, 1), bool)
+    found = gae(rewards, zeros, last, never, never, 1.0, {"far": 0.5, "near": 0.0})
+    np.testing.assert_allclose(found["far"][:, 0], [1.75, 1.5, 1.0])
+    np.testing.assert_allclose(found["near"][:, 0], [1.0, 1.0, 1.0])

@@ -10,7 +10,8 @@ from flax import nnx
 
 from nnx_ppo.algorithms import LoggingLevel, PPOConfig, Transition, ppo_loss, ppo_step
 from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards
-from nnx_ppo.algorithms.ppo import learning_rate_of, new_training_state
+from nnx_ppo.algorithms.optimizers import learning_rate_of
+from nnx_ppo.algorithms.ppo import new_training_state
 from nnx_ppo.algorithms.rollout import unroll_env
 from nnx_ppo.core import EpisodeWrapper, PPONetworkOutput, StatefulModule, StatefulModuleOutput
 from nnx_ppo.core.testing import Endless, FollowTarget

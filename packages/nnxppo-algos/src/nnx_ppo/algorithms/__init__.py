@@ -1,5 +1,13 @@
 """PPO for stateful networks: rollout, learning, evaluation, training."""
 
+from nnx_ppo.algorithms.activations import RecordedEpisodes, record_episodes, save_activations
+from nnx_ppo.algorithms.checkpointing import (
+    CheckpointCallback,
+    best_checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    make_checkpoint_fn,
+)
 from nnx_ppo.algorithms.config import (
     DistillationConfig,
     DistillationTrainConfig,
@@ -11,6 +19,16 @@ from nnx_ppo.algorithms.config import (
     VideoConfig,
     VideoData,
 )
+from nnx_ppo.algorithms.distillation import (
+    default_distillation_config,
+    distillation_loss,
+    distillation_single_transition,
+    distillation_step,
+    distillation_unroll_env,
+    new_distillation_state,
+    train_distillation,
+)
+from nnx_ppo.algorithms.policies import Policy, load_policy, save_policy
 from nnx_ppo.algorithms.ppo import (
     default_config,
     gae,
@@ -19,6 +37,7 @@ from nnx_ppo.algorithms.ppo import (
     ppo_step,
     train_ppo,
 )
+from nnx_ppo.algorithms.resuming import restart_environments
 from nnx_ppo.algorithms.rollout import (
     SlimData,
     SlimState,
@@ -30,15 +49,26 @@ from nnx_ppo.algorithms.rollout import (
     unroll_env,
     unstack_trajectory,
 )
-from nnx_ppo.algorithms.types import LoggingLevel, TrainingState, Transition
+from nnx_ppo.algorithms.types import (
+    DistillationState,
+    DistillationTransition,
+    LoggingLevel,
+    TrainingState,
+    Transition,
+)
 
 __all__ = [
+    "CheckpointCallback",
     "DistillationConfig",
+    "DistillationState",
     "DistillationTrainConfig",
     "DistillationTrainResult",
+    "DistillationTransition",
     "EvalConfig",
     "LoggingLevel",
     "PPOConfig",
+    "Policy",
+    "RecordedEpisodes",
     "SlimData",
     "SlimState",
     "TrainConfig",
@@ -47,15 +77,31 @@ __all__ = [
     "Transition",
     "VideoConfig",
     "VideoData",
+    "best_checkpoint",
     "default_config",
+    "default_distillation_config",
+    "distillation_loss",
+    "distillation_single_transition",
+    "distillation_step",
+    "distillation_unroll_env",
     "eval_rollout",
     "eval_rollout_for_render_scan",
     "gae",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "load_policy",
+    "make_checkpoint_fn",
+    "new_distillation_state",
     "new_training_state",
     "ppo_loss",
     "ppo_step",
     "record_activations_rollout",
+    "record_episodes",
+    "restart_environments",
+    "save_activations",
+    "save_policy",
     "single_transition",
+    "train_distillation",
     "train_ppo",
     "tree_where",
     "unroll_env",

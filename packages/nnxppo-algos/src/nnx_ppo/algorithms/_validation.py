@@ -6,6 +6,8 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar, dataclass_transform, no_type_check
 
+import jax
+import jax.numpy as jnp
 from jax.core import Tracer
 
 Class = TypeVar("Class", bound=type)
@@ -43,6 +45,26 @@ def number(low: float = -math.inf, high: float = math.inf, *, open_low: bool = F
     if high == math.inf:
         return Rule(holds, f"a finite number {'above' if open_low else 'of at least'} {low:g}")
     return Rule(holds, f"a number {'above' if open_low else 'from'} {low:g} up to {high:g}")
+
+
+def number_or_schedule(rule: Rule) -> Rule:
+    """A function, or a number that another rule allows."""
+    return Rule(lambda v: callable(v) or rule.holds(v), f"{rule.text}, or a schedule")
+
+
+def number_or_mapping(rule: Rule) -> Rule:
+    """A number that another rule allows, or a non-empty mapping of names to such numbers."""
+
+    def holds(value: Any) -> bool:
+        if not isinstance(value, Mapping):
+            return rule.holds(value)
+        names_fit = all(isinstance(name, str) for name in value)
+        return bool(value) and names_fit and all(map(allowed, value.values()))
+
+    def allowed(value: Any) -> bool:
+        return isinstance(value, Tracer) or rule.holds(value)
+
+    return Rule(holds, f"{rule.text}, or such a number for each reward head by its name")
 
 
 def optional(rule: Rule) -> Rule:
@@ -105,13 +127,110 @@ def check_minibatches(config: Any) -> None:
     envs, parts = config.n_envs, config.n_minibatches
     if envs % parts == 0:
         return
-    divisors = [d for d in range(1, envs + 1) if envs % d == 0]
-    near = sorted(sorted(divisors, key=lambda d: (abs(d - parts), d))[:2])
     multiples = [m for m in (envs - envs % parts, envs - envs % parts + parts) if m > 0]
     raise ValueError(
         f"{type(config).__name__}: n_envs={envs} is not divisible by n_minibatches={parts}; "
-        f"use n_minibatches={_either(near)}, or n_envs={_either(multiples)}."
+        f"use n_minibatches={_near_divisors(envs, parts)}, or n_envs={_either(multiples)}."
     )
+
+
+def check_schedules(config: Any) -> None:
+    """Raise if fields that change learning rate or entropy weight contradict each other.
+
+    Raises:
+        ValueError: Names the fields and the fix.
+    """
+    kind, rate = type(config).__name__, config.learning_rate
+    adaptive, final = config.adaptive_kl, config.final_learning_rate
+    if callable(rate) and final is not None:
+        raise ValueError(
+            f"{kind}: final_learning_rate={final} needs a number as learning_rate, got a schedule; "
+            "let the schedule end there and set final_learning_rate=None."
+        )
+    if adaptive is not None:
+        if callable(rate) or final is not None:
+            raise ValueError(
+                f"{kind}: adaptive_kl={adaptive} changes the learning rate by itself; set it to "
+                "None, or learning_rate to a number and final_learning_rate to None."
+            )
+        if config.target_kl is not None:
+            raise ValueError(
+                f"{kind}: target_kl={config.target_kl} would leave out the very updates from which "
+                f"adaptive_kl={adaptive} learns that the rate is too high; set one of them to None."
+            )
+        low, high = config.min_learning_rate, config.max_learning_rate
+        if not low <= rate <= high:
+            raise ValueError(
+                f"{kind}: with adaptive_kl, learning_rate={rate} must lie from min_learning_rate="
+                f"{low} to max_learning_rate={high}; change one of them."
+            )
+    final, weight = config.final_entropy_weight, config.entropy_weight
+    if final is not None and (weight is None or callable(weight)):
+        have = "None" if weight is None else "a schedule"
+        raise ValueError(
+            f"{kind}: final_entropy_weight={final} needs a number as entropy_weight to start from, "
+            f"got {have}; set entropy_weight to the first weight, or final_entropy_weight=None."
+        )
+
+
+def check_chunks(config: Any) -> None:
+    """Raise if windows cannot be cut, or their advantages not be treated, as is asked for.
+
+    Raises:
+        ValueError: Names the fields and values that fit.
+    """
+    length, window = config.chunk_length, config.rollout_length
+    kind = type(config).__name__
+    if config.advantage_normalization == "window" and config.advantages != "window":
+        raise ValueError(
+            f'{kind}: advantage_normalization="window" needs advantages="window", got '
+            f"advantages={config.advantages!r}: those of a minibatch are known with it only."
+        )
+    if length is None:
+        if config.burn_in:
+            raise ValueError(
+                f"{kind}: burn_in={config.burn_in} needs a chunk_length: steps are burnt in before "
+                f"chunks, and the whole window starts from its own carry. Set chunk_length="
+                f"{_near_divisors(window, max(window // 2, 1))}, or burn_in=0."
+            )
+        return
+    if window % length:
+        raise ValueError(
+            f"{kind}: rollout_length={window} is not divisible by chunk_length={length}; use "
+            f"chunk_length={_near_divisors(window, length)}."
+        )
+    if config.advantages != "window":
+        raise ValueError(
+            f'{kind}: chunk_length={length} needs advantages="window", since the advantages of a '
+            f"chunk depend on what follows it; got advantages={config.advantages!r}."
+        )
+
+
+def check_schedule(name: str, value: Any, count: Any) -> None:
+    """Raise if a schedule does not give one number for a traced count. Numbers pass.
+
+    Args:
+        name: What the user calls it.
+        value: The schedule, or a number.
+        count: The dtype of its argument.
+
+    Raises:
+        ValueError: It gives something else.
+    """
+    if not callable(value):
+        return
+    try:
+        found = jax.eval_shape(value, jax.ShapeDtypeStruct((), count))
+    except Exception as error:
+        error.add_note(
+            f"{name} is a schedule, called with a traced {jnp.dtype(count).name} inside the "
+            "compiled iteration. Write it with jax.numpy, or take one of optax."
+        )
+        raise
+    if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.number):
+        raise ValueError(
+            f"{name} is a schedule and must return one number for each count, got {found}."
+        )
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -145,6 +264,12 @@ def _is_integer(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _near_divisors(number: int, wanted: int) -> str:
+    """Return the one or two divisors of a number that are nearest to what was wanted."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return _either(sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:2]))
 
 
 def _either(values: list[int]) -> str:

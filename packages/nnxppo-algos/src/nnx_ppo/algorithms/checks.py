@@ -1,5 +1,6 @@
 """Whether a network fits an environment, found out from shapes alone, before compiling."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ from flax import nnx
 from jaxtyping import PyTree
 
 from nnx_ppo.algorithms.config import VideoConfig
-from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards
+from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards, per_reward
 from nnx_ppo.core import PPONetworkOutput, RLEnv, StatefulModule, check_same_carry, reset_where
 from nnx_ppo.core.wrappers import TIME_LIMIT_FLAGS
 from nnx_ppo.networks.sampling_layers import ActionSampler
@@ -16,23 +17,31 @@ from nnx_ppo.networks.sampling_layers import ActionSampler
 _BATCH = 3
 
 
-def check_network(env: RLEnv, networks: StatefulModule, combine_advantages: bool) -> None:
+def check_network(
+    env: RLEnv,
+    networks: StatefulModule,
+    combine_advantages: bool,
+    *,
+    name: str = "networks",
+    values: bool = True,
+) -> None:
     """Raise if a network cannot be trained in an environment.
 
     Args:
         env: The environment, written for a single instance.
         networks: The network; it is not changed.
         combine_advantages: As in `PPOConfig`.
+        name: What the caller calls the network.
+        values: Whether its value estimates are used.
 
     Raises:
         TypeError: The network's output is no `PPONetworkOutput`.
         ValueError: Its actions, values or carry do not fit, or the environment's own state
             changes its tree, shapes or dtypes from reset to step. Names the path of the leaf.
     """
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), _BATCH))
-    first = jax.eval_shape(jax.vmap(env.reset), keys)
-    output = _network_output(networks, first.obs)
-    _check_action_sizes(output.actions, getattr(env, "action_size", None))
+    first = first_state_shapes(env)
+    output = network_output(networks, first.obs, name, values)
+    _check_action_sizes(output.actions, getattr(env, "action_size", None), name)
     try:
         stepped = jax.eval_shape(jax.vmap(env.step), first, output.actions)
     except Exception as error:
@@ -43,12 +52,24 @@ def check_network(env: RLEnv, networks: StatefulModule, combine_advantages: bool
         raise
     _check_same_state(first, stepped)
     _check_scalars(stepped)
+    if not values:
+        return
     rewards = match_rewards(stepped.reward, output.value_estimates)
     jax.eval_shape(
         lambda advantages, actions: advantages_per_action(advantages, actions, combine_advantages),
         rewards,
         output.loglikelihoods,
     )
+
+
+def check_discounts(env: RLEnv, discounting_factor: Any) -> None:
+    """Raise if discounts are given for other reward heads than the environment has.
+
+    Raises:
+        ValueError: Names both.
+    """
+    if isinstance(discounting_factor, Mapping):
+        per_reward("discounting_factor", discounting_factor, first_state_shapes(env).reward)
 
 
 def check_same_variables(source: str, expected: Any, found: Any) -> None:
@@ -88,12 +109,32 @@ def check_number_of_environments(env_states: Any, n_envs: int) -> None:
     if have != n_envs:
         raise ValueError(
             f"The training state holds {have} environments, but n_envs={n_envs}. Set "
-            f"n_envs={have} to go on from it."
+            f"n_envs={have} to go on from it, or give it fresh ones with "
+            f"nnx_ppo.algorithms.restart_environments(state, env, n_envs={n_envs}, seed=…)."
         )
 
 
-def _network_output(networks: StatefulModule, obs: PyTree) -> PPONetworkOutput:
-    """Return the shapes of a network's output, checked by themselves."""
+def first_state_shapes(env: RLEnv) -> Any:
+    """Return the shapes and dtypes of the states of some environments after `env.reset`."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), _BATCH))
+    return jax.eval_shape(jax.vmap(env.reset), keys)
+
+
+def network_output(
+    networks: StatefulModule, obs: PyTree, name: str, values: bool
+) -> PPONetworkOutput:
+    """Return the shapes of a network's output, checked by themselves.
+
+    Args:
+        networks: The network; it is not changed.
+        obs: Shapes and dtypes of observations, from `first_state_shapes`.
+        name: What the caller calls the network.
+        values: Whether its value estimates are used.
+
+    Raises:
+        TypeError: The network's output is no `PPONetworkOutput`.
+        ValueError: A part of it has another shape than it must have, or its carry changes.
+    """
     graphdef, variables = nnx.split(networks)
 
     def step(variables: Any, obs: PyTree) -> tuple[Any, Any, Any, Any]:
@@ -107,41 +148,41 @@ def _network_output(networks: StatefulModule, obs: PyTree) -> PPONetworkOutput:
         state, next_state, output, extras = jax.eval_shape(step, variables, obs)
     except Exception as error:
         error.add_note(
-            f"The network failed on the environment's observations {_shapes(obs)} (batch axis of "
+            f"{name} failed on the environment's observations {_shapes(obs)} (batch axis of "
             f"{_BATCH} included)."
         )
         raise
     if not isinstance(output, PPONetworkOutput):
         raise TypeError(
-            f"networks must return a PPONetworkOutput, got {type(output).__name__}. End the "
+            f"{name} must return a PPONetworkOutput, got {type(output).__name__}. End the "
             "network with a PPOAdapter, which makes one from an action and a value port."
         )
-    check_same_carry("networks.__call__", state, next_state)
+    check_same_carry(f"{name}.__call__", state, next_state)
     if extras is None:
         raise ValueError(
-            "networks returns rollout_extras=None, so the actions it took could not be replayed. "
+            f"{name} returns rollout_extras=None, so the actions it took could not be replayed. "
             "Return from __call__ the rollout_extras of its children (containers do), or the raw "
             "action where it samples by itself."
         )
-    for name in ("loglikelihoods", "value_estimates"):
-        for path, leaf in jax.tree.leaves_with_path(getattr(output, name)):
+    for field in ("loglikelihoods", "value_estimates") if values else ("loglikelihoods",):
+        for path, leaf in jax.tree.leaves_with_path(getattr(output, field)):
             if leaf.shape != (_BATCH,):
                 raise ValueError(
-                    f"networks: {name}{jax.tree_util.keystr(path)} must have one value per "
+                    f"{name}: {field}{jax.tree_util.keystr(path)} must have one value per "
                     f"environment, expected shape ({_BATCH},) for a batch of {_BATCH}, got "
                     f"{leaf.shape}."
                 )
     return output
 
 
-def _check_action_sizes(actions: PyTree, sizes: Any) -> None:
+def _check_action_sizes(actions: PyTree, sizes: Any, name: str) -> None:
     """Raise if actions are not of the sizes that the environment declares, if it does."""
     if sizes is None:
         return
     expected = jax.tree.structure(sizes)
     if jax.tree.structure(actions) != expected:
         raise ValueError(
-            f"networks: the actions must be a tree like env.action_size, expected {expected}, "
+            f"{name}: the actions must be a tree like env.action_size, expected {expected}, "
             f"got {jax.tree.structure(actions)}."
         )
     for (path, action), size in zip(
@@ -149,7 +190,7 @@ def _check_action_sizes(actions: PyTree, sizes: Any) -> None:
     ):
         if action.shape != (_BATCH, size):
             raise ValueError(
-                f"networks: actions{jax.tree_util.keystr(path)} must have env.action_size="
+                f"{name}: actions{jax.tree_util.keystr(path)} must have env.action_size="
                 f"{size} features, expected shape ({_BATCH}, {size}) for a batch of {_BATCH}, "
                 f"got {action.shape}. A NormalTanhSampler needs twice as many inputs as actions; "
                 "an environment whose action is one choice (CategoricalSampler) declares no "
@@ -207,7 +248,7 @@ def check_video(video: VideoConfig, env: RLEnv) -> None:
         )
 
 
-def check_training_mode(networks: StatefulModule) -> None:
+def check_training_mode(networks: StatefulModule, name: str = "networks") -> None:
     """Raise if a network was left in evaluation mode, where its policy explores nothing.
 
     Raises:
@@ -217,6 +258,6 @@ def check_training_mode(networks: StatefulModule) -> None:
     samplers = [node for node in nodes if isinstance(node, ActionSampler)]
     if samplers and all(sampler.deterministic for sampler in samplers):
         raise ValueError(
-            "networks is in evaluation mode: its samplers are deterministic, so there is nothing "
-            "to learn from. Call networks.train() before training."
+            f"{name} is in evaluation mode: its samplers are deterministic, so there is nothing "
+            f"to learn from. Call {name}.train() before training."
         )

@@ -1,23 +1,41 @@
 """Configuration: frozen dataclasses, checked when they are made."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from tyro.constructors import PrimitiveConstructorSpec
 
 from nnx_ppo.algorithms._validation import (
     Rule,
+    check_chunks,
     check_fields,
     check_minibatches,
+    check_schedules,
     frozen_config,
     instance,
     integer,
     number,
+    number_or_mapping,
+    number_or_schedule,
+    one_of,
     optional,
     percentiles,
     tuples_for_lists,
 )
 from nnx_ppo.algorithms.types import DistillationState, LoggingLevel, TrainingState
+
+Schedule = Callable[[Any], Any]
+"""A function from a count to a number, called inside the compiled iteration; those of optax fit."""
+
+_AS_NUMBER = PrimitiveConstructorSpec(  # how the command line reads what may also be a schedule
+    nargs=1,
+    metavar="FLOAT",
+    instance_from_str=lambda words: None if words == ["None"] else float(words[0]),
+    is_instance=lambda value: value is None or isinstance(value, float | int),
+    str_from_instance=lambda value: [str(value)],
+)
 
 _LOGGING: dict[str, Rule] = {
     "logging_level": instance(LoggingLevel, "a LoggingLevel"),
@@ -34,6 +52,14 @@ _LEARNING: dict[str, Rule] = {
     "weight_decay": optional(number(0.0)),
     **_LOGGING,
 }
+_PPO_LOSS: dict[str, Rule] = {
+    "gae_lambda": number(0.0, 1.0),
+    "discounting_factor": number(0.0, 1.0),
+    "clip_range": number(0.0, open_low=True),
+    "critic_loss_weight": number(0.0),
+    "normalize_advantages": instance(bool, "True or False"),
+    "combine_advantages": instance(bool, "True or False"),
+}
 
 
 @frozen_config
@@ -46,10 +72,11 @@ class PPOConfig:
         total_steps: Environment steps to train for, all environments together; a resumed run
             counts from its beginning. Training ends with the first iteration that reaches it.
         gae_lambda: λ of generalised advantage estimation.
-        discounting_factor: γ.
+        discounting_factor: γ; a number, or one for each reward head by its name.
         clip_range: ε of the clipped surrogate.
-        learning_rate: Step size of Adam.
-        normalize_advantages: Whether to standardise advantages within each minibatch.
+        learning_rate: Step size of Adam; a number, or a schedule over updates.
+        normalize_advantages: Whether to standardise advantages; `advantage_normalization` says
+            over what.
         combine_advantages: Whether the sum over the reward heads serves every action head.
         n_epochs: Passes over each window.
         n_minibatches: Parts into which the environments are dealt per pass.
@@ -60,15 +87,38 @@ class PPOConfig:
         logging_percentiles: Percentiles to log of each array, or None for mean and std.
         final_learning_rate: Step size at `total_steps`, approached linearly, or None for a
             constant one.
+        adaptive_kl: Divergence of the policy that the learning rate is adapted to, or None. From
+            the second update of an iteration on, the rate is divided by 1.5 where the divergence
+            exceeds twice this, and multiplied by 1.5 where it is below half of it.
+        min_learning_rate: Lowest rate with `adaptive_kl`.
+        max_learning_rate: Highest rate with `adaptive_kl`.
+        target_kl: Divergence of the policy beyond which the rest of an iteration's updates are
+            left out, or None.
+        value_clip_range: How far a value may move from that of the rollout before its loss no
+            longer falls, or None.
+        huber_delta: Error of a value from which on its loss grows linearly, or None for a
+            quadratic loss.
+        entropy_weight: Weight of the entropy of all action samplers; a number, or a schedule over
+            environment steps. None leaves the samplers' own weights alone.
+        final_entropy_weight: Weight of the entropy at `total_steps`, approached linearly from
+            `entropy_weight`, or None.
+        advantages: Whether advantages and the targets of values are computed for each minibatch
+            from the values of its replay, or once for the window from those of the rollout.
+        advantage_normalization: Whether advantages are standardised over a minibatch or over the
+            window.
+        chunk_length: Steps of the chunks in which windows are replayed, each from its own carry,
+            or None for whole windows.
+        burn_in: Steps before each chunk from which its carry is recomputed under the current
+            weights.
     """
 
     n_envs: int = 256
     rollout_length: int = 20
     total_steps: int = 512000
     gae_lambda: float = 0.95
-    discounting_factor: float = 0.99
+    discounting_factor: float | Mapping[str, float] = 0.99
     clip_range: float = 0.2
-    learning_rate: float = 1e-4
+    learning_rate: Annotated[float | Schedule, _AS_NUMBER] = 1e-4
     normalize_advantages: bool = True
     combine_advantages: bool = False
     n_epochs: int = 4
@@ -79,42 +129,95 @@ class PPOConfig:
     logging_level: LoggingLevel = LoggingLevel.LOSSES
     logging_percentiles: tuple[int, ...] | None = None
     final_learning_rate: float | None = None
+    adaptive_kl: float | None = None
+    min_learning_rate: float = 1e-5
+    max_learning_rate: float = 1e-2
+    target_kl: float | None = None
+    value_clip_range: float | None = None
+    huber_delta: float | None = None
+    entropy_weight: Annotated[float | Schedule | None, _AS_NUMBER] = None
+    final_entropy_weight: float | None = None
+    advantages: Literal["minibatch", "window"] = "minibatch"
+    advantage_normalization: Literal["minibatch", "window"] = "minibatch"
+    chunk_length: int | None = None
+    burn_in: int = 0
 
     def __post_init__(self) -> None:
         tuples_for_lists(self, "logging_percentiles")
+        if isinstance(self.discounting_factor, Mapping):
+            object.__setattr__(self, "discounting_factor", dict(self.discounting_factor))
+        positive = optional(number(0.0, open_low=True))
         rules = {
             **_LEARNING,
+            **_PPO_LOSS,
+            "discounting_factor": number_or_mapping(number(0.0, 1.0)),
+            "learning_rate": number_or_schedule(number(0.0)),
             "final_learning_rate": optional(number(0.0)),
-            "gae_lambda": number(0.0, 1.0),
-            "discounting_factor": number(0.0, 1.0),
-            "clip_range": number(0.0, open_low=True),
-            "critic_loss_weight": number(0.0),
-            "normalize_advantages": instance(bool, "True or False"),
-            "combine_advantages": instance(bool, "True or False"),
+            "adaptive_kl": positive,
+            "min_learning_rate": number(0.0, open_low=True),
+            "max_learning_rate": number(0.0, open_low=True),
+            "target_kl": positive,
+            "value_clip_range": positive,
+            "huber_delta": positive,
+            "entropy_weight": optional(number_or_schedule(number(0.0))),
+            "final_entropy_weight": optional(number(0.0)),
+            "advantages": one_of("minibatch", "window"),
+            "advantage_normalization": one_of("minibatch", "window"),
+            "chunk_length": optional(integer(1)),
+            "burn_in": integer(0),
         }
         check_fields(self, rules)
         check_minibatches(self)
+        check_schedules(self)
+        check_chunks(self)
 
 
 @frozen_config
 class DistillationConfig:
-    """How distillation collects data and learns from it; fields as in `PPOConfig`."""
+    """How distillation collects data and learns from it; other fields are as in `PPOConfig`.
+
+    Attributes:
+        ppo_weight: Weight of PPO's surrogate and value loss, which are added to that of
+            distillation: a number, or a schedule over environment steps. With the number 0 they
+            are left out, and the fields after this one are not read.
+    """
 
     n_envs: int = 256
     rollout_length: int = 20
     total_steps: int = 512000
-    learning_rate: float = 1e-4
+    learning_rate: Annotated[float | Schedule, _AS_NUMBER] = 1e-4
     n_epochs: int = 4
     n_minibatches: int = 4
     gradient_clipping: float | None = None
     weight_decay: float | None = None
     logging_level: LoggingLevel = LoggingLevel.LOSSES
     logging_percentiles: tuple[int, ...] | None = None
+    ppo_weight: Annotated[float | Schedule, _AS_NUMBER] = 0.0
+    gae_lambda: float = 0.95
+    discounting_factor: float | Mapping[str, float] = 0.99
+    clip_range: float = 0.2
+    normalize_advantages: bool = True
+    combine_advantages: bool = False
+    critic_loss_weight: float = 1.0
 
     def __post_init__(self) -> None:
         tuples_for_lists(self, "logging_percentiles")
-        check_fields(self, _LEARNING)
+        if isinstance(self.discounting_factor, Mapping):
+            object.__setattr__(self, "discounting_factor", dict(self.discounting_factor))
+        rules = {
+            **_LEARNING,
+            **_PPO_LOSS,
+            "discounting_factor": number_or_mapping(number(0.0, 1.0)),
+            "learning_rate": number_or_schedule(number(0.0)),
+            "ppo_weight": number_or_schedule(number(0.0)),
+        }
+        check_fields(self, rules)
         check_minibatches(self)
+
+    @property
+    def uses_ppo(self) -> bool:
+        """Whether PPO's losses are part of the loss."""
+        return callable(self.ppo_weight) or self.ppo_weight > 0
 
 
 @frozen_config

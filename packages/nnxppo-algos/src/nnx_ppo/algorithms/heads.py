@@ -1,5 +1,6 @@
 """How the heads of rewards, values and actions belong together."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,6 +25,37 @@ def match_rewards(rewards: PyTree, values: PyTree) -> Any:
         f"expected a tree like {reward_tree}, got {value_tree}. Name the entries of the value "
         "port as the environment names its rewards."
     )
+
+
+def per_reward(argument: str, value: Any, rewards: PyTree) -> Any:
+    """Return a tree like the rewards with the value of each head.
+
+    Args:
+        argument: What the user calls the value.
+        value: A mapping from the names of heads to their values; anything else is every head's.
+            The name of a nested head is its path, as in the names of metrics: `arm/left`.
+        rewards: A tree with one leaf per reward head.
+
+    Raises:
+        ValueError: The names are not those of the heads.
+    """
+    if not isinstance(value, Mapping):
+        return jax.tree.map(lambda _: value, rewards)
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree.leaves_with_path(rewards)
+    ]
+    if names == [""]:
+        raise ValueError(
+            f"{argument}={dict(value)} names reward heads, but the environment's reward is one "
+            f"array without names; set {argument} to a number."
+        )
+    if sorted(names) != sorted(value):
+        raise ValueError(
+            f"{argument} must name each reward head once, expected {sorted(names)}, got "
+            f"{sorted(value)}."
+        )
+    return jax.tree.unflatten(jax.tree.structure(rewards), [value[name] for name in names])
 
 
 def advantages_per_action(advantages: PyTree, actions: PyTree, combine: bool) -> Any:

@@ -16,7 +16,7 @@ def gae(  # noqa: PLR0917  (documented)
     done: PyTree[Shaped[Array, "time batch"]],
     truncation: PyTree[Shaped[Array, "time batch"]],
     lambda_: Scalar,
-    gamma: Scalar,
+    gamma: PyTree[Scalar],
     truncation_values: PyTree[Float[Array, "time batch"]] = None,
 ) -> Any:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
@@ -33,7 +33,7 @@ def gae(  # noqa: PLR0917  (documented)
         done: Whether the episode ended with the step; one array, or a tree like `rewards`.
         truncation: Whether a time limit ended it; one array, or a tree like `rewards`.
         lambda_: λ, from 0 (one-step) to 1 (Monte Carlo).
-        gamma: Discount γ.
+        gamma: Discount γ; one number, or a tree of numbers like `rewards`.
         truncation_values: Value of the true last observation of truncated steps, a tree like
             `rewards`; read only where `truncation`.
 
@@ -54,7 +54,7 @@ def gae(  # noqa: PLR0917  (documented)
         return jax.tree.leaves(tree)
 
     def shared(name: str, tree: PyTree) -> list[Any]:
-        if isinstance(tree, jax.Array):
+        if jax.tree.structure(tree) == jax.tree.structure(0.0):
             return [tree] * structure.num_leaves
         return per_head(name, tree)
 
@@ -68,10 +68,10 @@ def gae(  # noqa: PLR0917  (documented)
         shared("done", done),
         shared("truncation", truncation),
         stored,
+        shared("gamma", gamma),
     )
     advantages = [
-        _gae(r, v, last, d, t, s, discounts=(lambda_, gamma))
-        for r, v, last, d, t, s in zip(*leaves, strict=True)
+        _gae(*head, discounts=(lambda_, gamma)) for *head, gamma in zip(*leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, advantages)
 
@@ -119,10 +119,40 @@ def clipped_surrogate(
 
 
 def value_loss(
-    values: Float[Array, "time batch"], targets: Float[Array, "time batch"]
+    values: Float[Array, "time batch"],
+    targets: Float[Array, "time batch"],
+    old_values: Float[Array, "time batch"] | None = None,
+    *,
+    clip_range: Scalar | None = None,
+    huber_delta: Scalar | None = None,
 ) -> Float[Array, ""]:
-    """Half the mean squared error."""
-    return 0.5 * jnp.square(values - targets).mean()
+    """Half the mean squared error, with variants.
+
+    Args:
+        values: The values.
+        targets: What they should be.
+        old_values: Values of the rollout; read only with `clip_range`.
+        clip_range: Where a value has moved from its old one by more than this, the error is that
+            of the clipped value if that is larger. So nothing is gained by moving further
+            (appendix of Engstrom et al. 2020, arXiv:2005.12729).
+        huber_delta: Size of an error from which on the loss grows linearly (Huber 1964,
+            doi:10.1214/aoms/1177703732), or None.
+    """
+    if clip_range is None and huber_delta is None:
+        return 0.5 * jnp.square(values - targets).mean()
+
+    def each(values: Array) -> Array:
+        error = values - targets
+        if huber_delta is None:
+            return 0.5 * jnp.square(error)
+        inside = jnp.minimum(jnp.abs(error), huber_delta)
+        return inside * (jnp.abs(error) - 0.5 * inside)
+
+    loss = each(values)
+    if clip_range is not None and old_values is not None:
+        moved = jnp.clip(values - old_values, -clip_range, clip_range)
+        loss = jnp.maximum(loss, each(old_values + moved))
+    return loss.mean()
 
 
 def r_squared(

@@ -5,10 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from nnx_ppo.algorithms.types import DistillationTransition, LoggingLevel, Transition
 from nnx_ppo.core import StatefulModule
+
+SINGLE = ("learning_rate", "losses/carry_drift", "losses/ppo_weight", "losses/ratio_error")
+"""Metrics that are one number for an iteration: the first that was reported, without ending."""
 
 
 def compute_metrics(
@@ -16,6 +19,7 @@ def compute_metrics(
     rollout_data: Transition | DistillationTransition,
     logging_level: LoggingLevel,
     percentile_levels: tuple[int, ...] | None = None,
+    taken: Bool[Array, " updates"] | None = None,
 ) -> dict[str, Any]:
     """Reduce one iteration to scalars.
 
@@ -24,12 +28,21 @@ def compute_metrics(
         rollout_data: The rollout, leaves `(time, batch, …)`.
         logging_level: Which parts of the rollout to log.
         percentile_levels: Percentiles to log of each array, or None for mean and std.
+        taken: Which updates took place, if some may not have; only those count.
 
     Returns:
         Scalars by name: `name/mean` and `name/std`, or `name/p{N}`; a tree of arrays adds the
         path of each leaf to the name; booleans become the fraction that is true, without ending.
     """
-    parts: dict[str, PyTree] = dict(loss_metrics)
+    metrics: dict[str, Any] = {}
+    for name, tree in loss_metrics.items():
+        if name in SINGLE:
+            metrics[name] = jnp.ravel(tree)[0]
+        else:
+            write_tree(metrics, name, tree, percentile_levels, taken)
+    if taken is not None and LoggingLevel.LOSSES in logging_level:
+        metrics["losses/update_rate"] = taken.mean()
+    parts: dict[str, PyTree] = {}
     if LoggingLevel.ROLLOUT_STATS in logging_level:
         parts["rollout_batch/reward"] = rollout_data.rewards
         parts["rollout_batch/action"] = _output(rollout_data).actions
@@ -41,7 +54,6 @@ def compute_metrics(
         parts["env"] = rollout_data.metrics["env"]
     if LoggingLevel.NETWORK_METRICS in logging_level:
         parts["net"] = rollout_data.metrics["net"]
-    metrics: dict[str, Any] = {}
     for name, tree in parts.items():
         write_tree(metrics, name, tree, percentile_levels)
     return metrics
@@ -65,7 +77,11 @@ def log_weight_stats(
 
 
 def write_tree(
-    metrics: dict[str, Any], name: str, tree: PyTree, percentile_levels: tuple[int, ...] | None
+    metrics: dict[str, Any],
+    name: str,
+    tree: PyTree,
+    percentile_levels: tuple[int, ...] | None,
+    counts: Bool[Array, " first"] | None = None,
 ) -> None:
     """Add the statistics of each leaf of a tree to `metrics`.
 
@@ -74,28 +90,53 @@ def write_tree(
         name: Name of the tree.
         tree: Arrays of any shape.
         percentile_levels: Percentiles to log, or None for mean and std.
+        counts: Which entries along the first axis count; all if None.
     """
     for path, leaf in jax.tree.leaves_with_path(tree):
         suffix = jax.tree_util.keystr(path, simple=True, separator="/")
-        metrics.update(_statistics(f"{name}/{suffix}" if path else name, leaf, percentile_levels))
+        full_name = f"{name}/{suffix}" if path else name
+        metrics.update(_statistics(full_name, leaf, percentile_levels, counts))
 
 
 def _statistics(
-    name: str, values: Array, percentile_levels: tuple[int, ...] | None
+    name: str,
+    values: Array,
+    percentile_levels: tuple[int, ...] | None,
+    counts: Bool[Array, " first"] | None,
 ) -> dict[str, Array]:
     """Return the statistics of one array by name."""
+    where = None
+    if counts is not None:
+        where = counts.reshape((-1,) + (1,) * (values.ndim - 1))
+        where = jnp.broadcast_to(where, values.shape)
     if values.dtype == bool:
-        return {name: values.mean()}
+        return {name: values.mean(where=where)}
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     if percentile_levels is None:
-        return mean_and_std(name, values)
-    found = jnp.percentile(values, jnp.asarray(percentile_levels, jnp.float32))
+        return mean_and_std(name, values, where)
+    found = _percentiles(values, jnp.asarray(percentile_levels, jnp.float32), where)
     return {f"{name}/p{level}": found[i] for i, level in enumerate(percentile_levels)}
 
 
-def mean_and_std(name: str, values: Array) -> dict[str, Array]:
+def _percentiles(values: Array, levels: Array, where: Array | None) -> Array:
+    """Return percentiles of those values that count, NaN if one of them is.
+
+    Between two values they are interpolated from the lower one, so that percentiles of equal values
+    are that value; `jnp.percentile` adds two weighted values, which rounds.
+    """
+    where = jnp.ones(values.shape, bool) if where is None else where
+    last = where.sum() - 1
+    ordered = jnp.sort(jnp.where(where, values, jnp.inf).ravel())
+    position = levels / 100.0 * last
+    below = jnp.floor(position).astype(jnp.int32)
+    low, high = ordered[below], ordered[jnp.minimum(below + 1, last)]
+    found = jnp.where(low == high, low, low + (position - below) * (high - low))
+    return jnp.where((jnp.isnan(values) & where).any(), jnp.nan, found)
+
+
+def mean_and_std(name: str, values: Array, where: Array | None = None) -> dict[str, Array]:
     """Return mean and population standard deviation of an array by name."""
-    return {f"{name}/mean": values.mean(), f"{name}/std": values.std()}
+    return {f"{name}/mean": values.mean(where=where), f"{name}/std": values.std(where=where)}
 
 
 def _output(rollout: Transition | DistillationTransition) -> Any:

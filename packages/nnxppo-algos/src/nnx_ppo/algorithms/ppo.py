@@ -1,43 +1,37 @@
 """Proximal policy optimisation for stateful networks."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 from jaxtyping import Array, PyTree
 
-from nnx_ppo.algorithms._functional import clone_keys, query_values, strongly_typed
 from nnx_ppo.algorithms.checks import (
+    check_discounts,
     check_network,
     check_number_of_environments,
-    check_same_variables,
     check_training_mode,
     check_video,
 )
 from nnx_ppo.algorithms.config import PPOConfig, TrainConfig, TrainResult, VideoData
-from nnx_ppo.algorithms.counters import add_steps, as_float, step_words, words_of
-from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards, sum_heads
+from nnx_ppo.algorithms.counters import step_words
+from nnx_ppo.algorithms.entropy import check_entropy_weight
+from nnx_ppo.algorithms.iteration import iterate
 from nnx_ppo.algorithms.keys import purpose_keys
-from nnx_ppo.algorithms.losses import (
-    Scalar,
-    approximate_kl,
-    clipped_surrogate,
-    explained_variance,
-    gae,
-    normalized,
-    outside_clip,
-    r_squared,
-    value_loss,
+from nnx_ppo.algorithms.losses import Scalar, gae
+from nnx_ppo.algorithms.objective import objective
+from nnx_ppo.algorithms.optimizers import (
+    configured_optimizer,
+    given_optimizer,
+    make_optimizer,
 )
-from nnx_ppo.algorithms.metrics import compute_metrics, log_weight_stats
-from nnx_ppo.algorithms.rollout import unroll_env
+from nnx_ppo.algorithms.resets import first_env_states
+from nnx_ppo.algorithms.resuming import resumed
 from nnx_ppo.algorithms.training_loop import Algorithm, Callbacks, Schedule, run_training
 from nnx_ppo.algorithms.types import LoggingLevel, TrainingState, Transition
-from nnx_ppo.algorithms.updates import learn, make_optimizer
 from nnx_ppo.core import RLEnv, StatefulModule
 
 __all__ = ["default_config", "gae", "new_training_state", "ppo_loss", "ppo_step", "train_ppo"]
@@ -61,6 +55,7 @@ def train_ppo(
     eval_env: RLEnv | None = None,
     initial_state: TrainingState | None = None,
     stop_fn: Callable[[], bool] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> TrainResult:
     """Train a network with PPO.
 
@@ -86,28 +81,34 @@ def train_ppo(
         initial_state: A state to go on from. Its network's variables are copied to `networks`,
             its optimiser's go on under the settings of `config`.
         stop_fn: Asked after each iteration whether to end early.
+        optimizer: Takes the place of the configuration's Adam; `config.ppo.learning_rate` is then
+            not read.
 
     Returns:
         The final state, metrics and evaluation history.
 
     Raises:
-        ValueError: The network does not fit the environment, or `initial_state` the
-            configuration. Raised before anything compiles.
+        TypeError: `optimizer` is no `optax.GradientTransformation`.
+        ValueError: The network does not fit the environment, `initial_state` or `optimizer` the
+            configuration, or the configuration the network. Raised before anything compiles.
     """
     config = _resolved(config, total_steps, seed)
     check_training_mode(networks)
+    check_entropy_weight(networks, config.ppo)
     eval_env = env if eval_env is None else eval_env
     check_video(config.video, eval_env)
     check_network(env, networks, config.ppo.combine_advantages)
+    check_discounts(env, config.ppo.discounting_factor)
     if eval_env is not env:
         check_network(eval_env, networks, config.ppo.combine_advantages)
+    own_optimizer = configured_optimizer(networks, config.ppo, optimizer)
     if initial_state is None:
-        state = _new_state(env, networks, config)
+        state = _first_state(env, networks, config.ppo.n_envs, config.seed, own_optimizer)
     else:
-        state = _resumed_state(initial_state, networks, config.ppo)
+        state = resumed(initial_state, networks, own_optimizer, env, config.ppo.n_envs)
     outcome = run_training(
         Algorithm(
-            iteration=lambda state: _iteration(env, state, config.ppo),
+            iteration=lambda state: iterate(env, state, config.ppo),
             network_field="networks",
             steps_per_iteration=config.ppo.n_envs * config.ppo.rollout_length,
         ),
@@ -129,6 +130,7 @@ def new_training_state(  # noqa: PLR0917  (documented)
     learning_rate: float | optax.Schedule = 1e-4,
     gradient_clipping: float | None = None,
     weight_decay: float | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> TrainingState:
     """Return the state from which training starts.
 
@@ -143,20 +145,30 @@ def new_training_state(  # noqa: PLR0917  (documented)
         learning_rate: Step size of Adam, or a schedule that gives it for a number of updates.
         gradient_clipping: Largest global norm of a gradient, or None.
         weight_decay: Decay of AdamW, or None for Adam.
+        optimizer: Takes the place of Adam; `learning_rate` is then not read.
+
+    Raises:
+        TypeError: `optimizer` is no `optax.GradientTransformation`.
+        ValueError: `gradient_clipping` or `weight_decay` are given beside `optimizer`.
     """
+    if optimizer is None:
+        own = make_optimizer(networks, learning_rate, gradient_clipping, weight_decay)
+    else:
+        replaced = {"gradient_clipping": gradient_clipping, "weight_decay": weight_decay}
+        own = given_optimizer(networks, optimizer, replaced)
+    return _first_state(env, networks, n_envs, seed, own)
+
+
+def _first_state(
+    env: RLEnv, networks: StatefulModule, n_envs: int, seed: int, optimizer: nnx.Optimizer
+) -> TrainingState:
+    """Return the state from which training starts."""
     keys = purpose_keys(seed)
-
-    @jax.jit
-    def first_states(reset_key: Array, stagger_key: Array) -> Any:
-        states = strongly_typed(jax.vmap(env.reset)(jax.random.split(reset_key, n_envs)))
-        stagger = getattr(env, "stagger", None)
-        return states if stagger is None else stagger(states, stagger_key)
-
     return TrainingState(
         networks=networks,
         network_states=networks.initialize_state(n_envs),
-        env_states=first_states(keys.reset, keys.stagger),
-        optimizer=make_optimizer(networks, learning_rate, gradient_clipping, weight_decay),
+        env_states=first_env_states(env, n_envs, keys),
+        optimizer=optimizer,
         rng_key=keys.training,
         steps_taken=jnp.zeros((), jnp.float32),
         step_words=step_words(0),
@@ -169,7 +181,7 @@ def ppo_step(  # noqa: PLR0917  (documented)
     n_envs: int,
     rollout_length: int,
     gae_lambda: Scalar,
-    discounting_factor: Scalar,
+    discounting_factor: Scalar | Mapping[str, Scalar],
     clip_range: Scalar,
     normalize_advantages: bool,
     combine_advantages: bool,
@@ -190,7 +202,7 @@ def ppo_step(  # noqa: PLR0917  (documented)
         n_envs: Environments in `training_state`.
         rollout_length: Steps of the window.
         gae_lambda: λ.
-        discounting_factor: γ.
+        discounting_factor: γ, or one for each reward head by its name.
         clip_range: ε.
         normalize_advantages: Whether to standardise advantages.
         combine_advantages: Whether the sum over reward heads serves every action head.
@@ -218,7 +230,7 @@ def ppo_step(  # noqa: PLR0917  (documented)
         logging_percentiles=logging_percentiles,
     )
     check_number_of_environments(training_state.env_states, n_envs)
-    return _iteration(env, training_state, config)
+    return iterate(env, training_state, config)
 
 
 def ppo_loss(  # noqa: PLR0917  (documented)
@@ -228,7 +240,7 @@ def ppo_loss(  # noqa: PLR0917  (documented)
     clip_range: Scalar,
     normalize_advantages: bool,
     combine_advantages: bool,
-    discounting_factor: Scalar,
+    discounting_factor: Scalar | Mapping[str, Scalar],
     gae_lambda: Scalar,
     critic_loss_weight: Scalar,
     logging_level: LoggingLevel,
@@ -242,7 +254,7 @@ def ppo_loss(  # noqa: PLR0917  (documented)
         clip_range: ε of the clipped surrogate.
         normalize_advantages: Whether to standardise advantages over the window.
         combine_advantages: Whether the sum over reward heads serves every action head.
-        discounting_factor: γ.
+        discounting_factor: γ, or one for each reward head by its name.
         gae_lambda: λ.
         critic_loss_weight: Weight of the value loss.
         logging_level: Which metrics to return.
@@ -261,168 +273,16 @@ def ppo_loss(  # noqa: PLR0917  (documented)
             "during the rollout: without it other actions would be drawn. Pass the rollout as "
             "unroll_env returned it."
         )
-    replay = networks.unroll(
-        clone_keys(network_state),
-        rollout_data.obs,
-        rollout_data.done,
-        rollout_data.rollout_extras,
+    config = PPOConfig(
+        clip_range=clip_range,  # pyright: ignore[reportArgumentType]  (may be traced)
+        normalize_advantages=normalize_advantages,
+        combine_advantages=combine_advantages,
+        discounting_factor=discounting_factor,  # pyright: ignore[reportArgumentType]
+        gae_lambda=gae_lambda,  # pyright: ignore[reportArgumentType]
+        critic_loss_weight=critic_loss_weight,  # pyright: ignore[reportArgumentType]
+        logging_level=logging_level,
     )
-    values = replay.output.value_estimates
-    last_obs = jax.tree.map(lambda leaf: leaf[-1], rollout_data.next_obs)
-    raw_advantages = gae(
-        match_rewards(rollout_data.rewards, values),
-        jax.lax.stop_gradient(values),
-        jax.lax.stop_gradient(query_values(networks, replay.next_state, last_obs)),
-        rollout_data.done,
-        rollout_data.truncated,
-        gae_lambda,
-        discounting_factor,
-        rollout_data.bootstrap_values,
-    )
-    targets = jax.tree.map(lambda a, v: a + jax.lax.stop_gradient(v), raw_advantages, values)
-    loglikelihoods = replay.output.loglikelihoods
-    ratios = jax.tree.map(
-        lambda new, old: jnp.exp(new - old),
-        loglikelihoods,
-        rollout_data.network_output.loglikelihoods,
-    )
-    advantages = advantages_per_action(raw_advantages, ratios, combine_advantages)
-    if normalize_advantages:
-        advantages = jax.tree.map(normalized, advantages)
-    actor = jax.tree.map(lambda r, a: clipped_surrogate(r, a, clip_range), ratios, advantages)
-    critic = jax.tree.map(value_loss, values, targets)
-    regularization = replay.regularization_loss.mean()
-    loss = sum_heads(actor) + critic_loss_weight * sum_heads(critic) + regularization
-
-    metrics: dict[str, PyTree] = {}
-    if LoggingLevel.LOSSES in logging_level:
-        metrics["losses/actor"] = actor
-        metrics["losses/critic"] = critic
-        metrics["losses/regularization"] = regularization
-    if LoggingLevel.ACTOR_EXTRA in logging_level:
-        clipped = jax.tree.map(lambda ratio: outside_clip(ratio, clip_range), ratios)
-        metrics["losses/clipping_fraction"] = clipped
-        metrics["losses/approx_kl"] = jax.tree.map(
-            approximate_kl, loglikelihoods, rollout_data.network_output.loglikelihoods
-        )
-        metrics["loglikelihood"] = loglikelihoods
-    if LoggingLevel.CRITIC_EXTRA in logging_level:
-        metrics["losses/advantages"] = raw_advantages
-        metrics["losses/critic_R^2"] = jax.tree.map(r_squared, values, targets)
-        metrics["losses/explained_variance"] = jax.tree.map(explained_variance, values, targets)
-        metrics["losses/predicted_value"] = values
-    return loss, metrics
-
-
-def _iteration(
-    env: RLEnv, state: TrainingState, config: PPOConfig
-) -> tuple[TrainingState, dict[str, Any]]:
-    """Collect, learn, fold in statistics."""
-    networks, keys = state.networks, _IterationKeys(*jax.random.split(state.rng_key, 3))
-    network_states, env_states, rollout = unroll_env(
-        env, state.env_states, networks, state.network_states, config.rollout_length, keys.reset
-    )
-
-    def loss_fn(networks: StatefulModule, network_state: PyTree, part: Transition) -> Any:
-        return ppo_loss(
-            networks,
-            network_state,
-            part,
-            config.clip_range,
-            config.normalize_advantages,
-            config.combine_advantages,
-            config.discounting_factor,
-            config.gae_lambda,
-            config.critic_loss_weight,
-            config.logging_level,
-        )
-
-    updates = learn(
-        networks,
-        state.optimizer,
-        (state.network_states, _what_learning_needs(rollout)),
-        loss_fn,
-        keys.minibatches,
-        n_epochs=config.n_epochs,
-        n_minibatches=config.n_minibatches,
-    )
-    networks.update_statistics(rollout.rollout_extras)
-    if LoggingLevel.GRAD_NORM not in config.logging_level:
-        del updates["grad_norm"]
-    metrics = compute_metrics(updates, rollout, config.logging_level, config.logging_percentiles)
-    if LoggingLevel.WEIGHTS in config.logging_level:
-        log_weight_stats(metrics, networks, config.logging_percentiles)
-    words = words_of(state.steps_taken, state.step_words)
-    words = add_steps(words, config.n_envs * config.rollout_length)
-    metrics["total_steps"] = as_float(words)
-    state = state.replace(
-        network_states=network_states,
-        env_states=env_states,
-        rng_key=keys.next,
-        steps_taken=as_float(words),
-        step_words=words,
-    )
-    return state, metrics
-
-
-class _IterationKeys(NamedTuple):
-    next: Array
-    reset: Array
-    minibatches: Array
-
-
-def _what_learning_needs(rollout: Transition) -> Transition:
-    """Drop what the loss does not read, so that minibatches do not copy it."""
-    output = rollout.network_output
-    return rollout.replace(
-        network_output=output.replace(actions=None, value_estimates=None),
-        next_obs=jax.tree.map(lambda leaf: leaf[-1:], rollout.next_obs),
-        metrics={},
-    )
-
-
-def _new_state(env: RLEnv, networks: StatefulModule, config: TrainConfig) -> TrainingState:
-    ppo = config.ppo
-    return new_training_state(
-        env,
-        networks,
-        ppo.n_envs,
-        config.seed,
-        learning_rate_of(ppo),
-        ppo.gradient_clipping,
-        ppo.weight_decay,
-    )
-
-
-def learning_rate_of(config: PPOConfig) -> float | optax.Schedule:
-    """Return the learning rate, a schedule over gradient steps where it is to change."""
-    if config.final_learning_rate is None:
-        return config.learning_rate
-    iterations = -(-config.total_steps // (config.n_envs * config.rollout_length))
-    updates = iterations * config.n_epochs * config.n_minibatches
-    return optax.linear_schedule(config.learning_rate, config.final_learning_rate, updates)
-
-
-def _resumed_state(
-    state: TrainingState, networks: StatefulModule, config: PPOConfig
-) -> TrainingState:
-    """Return a state that goes on from another, with the caller's network and configuration."""
-    check_number_of_environments(state.env_states, config.n_envs)
-    optimizer = make_optimizer(
-        networks, learning_rate_of(config), config.gradient_clipping, config.weight_decay
-    )
-    stored = nnx.state(state.optimizer)
-    check_same_variables("initial_state.optimizer", nnx.state(optimizer), stored)
-    nnx.update(optimizer, stored)
-    if state.networks is not networks:
-        weights = nnx.state(state.networks)
-        check_same_variables("initial_state.networks", nnx.state(networks), weights)
-        nnx.update(networks, weights)
-    return state.replace(
-        networks=networks,
-        optimizer=optimizer,
-        step_words=words_of(state.steps_taken, state.step_words),
-    )
+    return objective(networks, network_state, rollout_data, None, config)
 
 
 def _resolved(config: TrainConfig | None, total_steps: int | None, seed: int | None) -> TrainConfig:

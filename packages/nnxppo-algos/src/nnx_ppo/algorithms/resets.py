@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree, Shaped
 
 from nnx_ppo.algorithms._functional import clone_keys, query_values, strongly_typed
+from nnx_ppo.algorithms.keys import PurposeKeys
 from nnx_ppo.core import RLEnv, StatefulModule
 
 Tree = TypeVar("Tree")
@@ -34,6 +35,27 @@ def batched_leaves(env: RLEnv, keys: Shaped[Array, "batch ..."]) -> Any:
         return jax.eval_shape(jax.vmap(env.reset), spec)
 
     return jax.tree.map(lambda two, three: two.shape != three.shape, shapes(2), shapes(3))
+
+
+def first_env_states(env: RLEnv, n_envs: int, keys: PurposeKeys) -> Any:
+    """Return the states from which training environments start, leaves `(n_envs, …)`.
+
+    Environments that end by time limit are given different ages, so that they do not all end at
+    the same step for ever (`EpisodeWrapper.stagger`).
+
+    Args:
+        env: The environment, written for a single instance.
+        n_envs: Environments that run side by side.
+        keys: The keys of the run; those for resets and ages are used.
+    """
+
+    @jax.jit
+    def first(reset_key: Array, stagger_key: Array) -> Any:
+        states = strongly_typed(jax.vmap(env.reset)(jax.random.split(reset_key, n_envs)))
+        stagger = getattr(env, "stagger", None)
+        return states if stagger is None else stagger(states, stagger_key)
+
+    return first(keys.reset, keys.stagger)
 
 
 def reset_finished(

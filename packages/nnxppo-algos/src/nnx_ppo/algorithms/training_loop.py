@@ -32,14 +32,17 @@ class Algorithm:
     """What distinguishes one algorithm from another.
 
     Attributes:
-        iteration: `state -> (state, metrics)`, traced once.
+        iteration: `(state, *arguments) -> (state, metrics)`, traced once.
         network_field: Field of the state that holds the network that learns.
         steps_per_iteration: Environment steps of one iteration.
+        arguments: Trees of arrays that iterations read and never change. They are handed over, and
+            not compiled in as constants.
     """
 
-    iteration: Callable[[Any], tuple[Any, dict[str, Any]]]
+    iteration: Callable[..., tuple[Any, dict[str, Any]]]
     network_field: str
     steps_per_iteration: int
+    arguments: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +117,9 @@ def run_training(
                     stopped = callbacks.stop_fn()
             last = stopped or step >= schedule.total_steps
             metrics = {**metrics, **breaks.take(step, previous, learned, last=last)}
+        wait = getattr(callbacks.checkpoint_fn, "wait", None)
+        if wait is not None:
+            wait()
     finally:
         run.sync()
     return Outcome(run.final_state(), metrics, breaks.history, step, iterations)
@@ -135,8 +141,10 @@ class _CompiledRun:
         leaves, self._tree = jax.tree.flatten(data)
         self._leaves = [leaf.copy() for leaf in leaves]
 
-        def iteration(network: Any, leaves: list[Array]) -> tuple[Any, list[Array], Any]:
-            state, metrics = algorithm.iteration(self._merged(network, leaves))
+        def iteration(
+            network: Any, leaves: list[Array], *arguments: Any
+        ) -> tuple[Any, list[Array], Any]:
+            state, metrics = algorithm.iteration(self._merged(network, leaves), *arguments)
             _, data = split_modules(state)
             network = data.pop(self._field)
             leaves, tree = jax.tree.flatten(data)
@@ -145,10 +153,13 @@ class _CompiledRun:
             return network, leaves, metrics
 
         self._iteration = jax.jit(iteration, donate_argnums=1)
+        self._arguments = algorithm.arguments
 
     def iterate(self) -> dict[str, Any]:
         """Run one iteration; return its metrics as Python floats."""
-        self._network, self._leaves, metrics = self._iteration(self._network, self._leaves)
+        self._network, self._leaves, metrics = self._iteration(
+            self._network, self._leaves, *self._arguments
+        )
         return _as_floats(metrics)
 
     def network_data(self) -> Any:
@@ -239,6 +250,9 @@ class _Breaks:
             metrics.update(self._evaluate(step))
         if schedule.video.enabled and callbacks.video_fn and due(schedule.video.every_steps):
             metrics.update(self._film(step, callbacks.video_fn))
+        observe = getattr(callbacks.checkpoint_fn, "observe", None)
+        if observe is not None:
+            observe(metrics, step)
         if callbacks.log_fn is not None and len(metrics) > 1:
             with self._run.lent():
                 call_forgivingly(callbacks.log_fn, metrics, step)

@@ -104,6 +104,10 @@ class DistillationTransition(JaxDataclass):
         metrics: Metrics of the environment and the networks.
         student_rollout_extras: What the student emitted for its replay.
         teacher_rollout_extras: What the teacher emitted.
+        teacher_actions: The teacher's raw action, its mean or likeliest choice, of each head: a
+            tree like the student's actions. If None, `teacher_rollout_extras` must be a tree like
+            the student's, and holds them.
+        bootstrap_values: As in `Transition`, of the student; None where no loss asks for values.
     """
 
     obs: PyTree[Shaped[Array, "..."]]
@@ -115,6 +119,8 @@ class DistillationTransition(JaxDataclass):
     metrics: dict[str, Any]
     student_rollout_extras: Any = None
     teacher_rollout_extras: Any = None
+    teacher_actions: Any = None
+    bootstrap_values: Any = None
 
 
 class LoggingLevel(enum.Flag):

@@ -4,34 +4,25 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Int, PyTree, Shaped
+from jaxtyping import Array, Bool, Int, PyTree, Shaped
 
 from nnx_ppo.core import StatefulModule
 
 LossFunction = Callable[[StatefulModule, PyTree, PyTree], tuple[Array, dict[str, PyTree]]]
 """`(networks, network_state, rollout) -> (loss, metrics)`, on the environments of a minibatch."""
 
+DIVERGENCE = "divergence"
+"""Where a loss puts the divergence of the policy from the one that acted, among its metrics."""
 
-def make_optimizer(
-    networks: StatefulModule,
-    learning_rate: float | optax.Schedule,
-    gradient_clipping: float | None = None,
-    weight_decay: float | None = None,
-) -> nnx.Optimizer:
-    """Return Adam, or AdamW with `weight_decay`, behind global-norm clipping if asked for.
+TAKEN = "taken"
+"""Where `learn` says which updates took place, among the metrics."""
 
-    Its state has the same tree whatever the settings, so that a run can go on with others.
-    """
-    clip, decay = optax.identity(), optax.identity()
-    if gradient_clipping is not None:
-        clip = optax.clip_by_global_norm(gradient_clipping)
-    if weight_decay is not None:
-        decay = optax.add_decayed_weights(weight_decay)
-    schedule = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
-    adam = (optax.scale_by_adam(), decay, optax.scale_by_learning_rate(schedule))
-    return nnx.Optimizer(networks, optax.chain(clip, *adam), wrt=nnx.Param)
+
+_Carry = tuple[Any, Any, Any]
+"""Parameters, other variables, optimiser."""
 
 
 def learn(
@@ -43,10 +34,14 @@ def learn(
     *,
     n_epochs: int,
     n_minibatches: int,
+    max_divergence: float | None = None,
 ) -> dict[str, PyTree]:
     """Take `n_epochs * n_minibatches` gradient steps; network and optimiser change in place.
 
     Each minibatch holds whole windows of some environments: time is never cut or shuffled.
+
+    A loss may report a `DIVERGENCE`. The optimiser then gets it with each update but the first,
+    where the policy is still the one that acted and NaN stands for it.
 
     Args:
         networks: The network.
@@ -57,16 +52,19 @@ def learn(
         key: Key that deals the environments to minibatches.
         n_epochs: Passes over the data.
         n_minibatches: Minibatches per pass.
+        max_divergence: The first minibatch whose `DIVERGENCE` exceeds it, or is NaN, ends
+            learning: neither it nor what follows changes parameters or optimiser. The first
+            update always takes place.
 
     Returns:
-        The loss metrics and `"grad_norm"`, leaves `(n_epochs * n_minibatches, …)`.
+        The loss metrics and `"grad_norm"`, leaves `(n_epochs * n_minibatches, …)`; with
+        `max_divergence` also `TAKEN`, which updates took place. The metrics of others mean nothing.
     """
     net_def, params, variables = nnx.split(networks, nnx.Param, ...)
     opt_def, opt_variables = nnx.split(optimizer)
     network_state, rollout = data
 
-    def step(carry: tuple[Any, Any, Any], rows: Int[Array, " part"]) -> tuple[Any, dict[str, Any]]:
-        params, variables, opt_variables = carry
+    def gradient_of(params: Any, variables: Any, rows: Array) -> tuple[Any, tuple[Any, Any]]:
         part_state = jax.tree.map(lambda leaf: leaf[rows], network_state)
         part = jax.tree.map(lambda leaf: leaf[:, rows], rollout)
 
@@ -75,18 +73,61 @@ def learn(
             value, metrics = loss_fn(live, part_state, part)
             return value, (nnx.state(live, nnx.Not(nnx.Param)), metrics)
 
-        gradient, (variables, metrics) = jax.grad(loss, has_aux=True)(params)
+        return jax.grad(loss, has_aux=True)(params)
+
+    def updated(
+        params: Any, variables: Any, opt_variables: Any, gradient: Any, known: dict[str, Array]
+    ) -> tuple[Any, Any]:
         live = nnx.merge(net_def, params, variables, copy=True)
         live_optimizer = nnx.merge(opt_def, opt_variables, copy=True)
-        live_optimizer.update(live, gradient)
-        carry = (nnx.state(live, nnx.Param), variables, nnx.state(live_optimizer))
-        return carry, {**metrics, "grad_norm": optax.tree.norm(gradient)}
+        live_optimizer.update(live, gradient, **known)
+        return nnx.state(live, nnx.Param), nnx.state(live_optimizer)
+
+    def step(carry: _Carry, inputs: tuple[Int[Array, " part"], Bool[Array, ""]]) -> Any:
+        params, variables, opt_variables = carry
+        rows, first = inputs
+        gradient, (variables, metrics) = gradient_of(params, variables, rows)
+        metrics["grad_norm"] = optax.tree.norm(gradient)
+        divergence = metrics.pop(DIVERGENCE, None)
+        known = {}
+        if divergence is not None:
+            known[DIVERGENCE] = jnp.where(first, jnp.nan, divergence)
+        if max_divergence is None:
+            params, opt_variables = updated(params, variables, opt_variables, gradient, known)
+            return (params, variables, opt_variables), metrics
+        metrics[TAKEN] = first | (jnp.asarray(divergence) <= max_divergence)
+        params, opt_variables = jax.lax.cond(
+            metrics[TAKEN],
+            lambda: updated(params, variables, opt_variables, gradient, known),
+            lambda: (params, opt_variables),
+        )
+        return (params, variables, opt_variables), metrics
 
     n_envs = jax.tree.leaves(rollout)[0].shape[1]
     rows = jax.vmap(lambda k: jax.random.permutation(k, n_envs))(jax.random.split(key, n_epochs))
     rows = rows.reshape(n_epochs * n_minibatches, n_envs // n_minibatches)
-    carry, metrics = jax.lax.scan(step, (params, variables, opt_variables), rows)
+    inputs = (rows, jnp.arange(len(rows)) == 0)
+    scan = jax.lax.scan if max_divergence is None else _scan_while_taken
+    carry, metrics = scan(step, (params, variables, opt_variables), inputs)
     params, variables, opt_variables = carry
     nnx.update(networks, params, variables)
     nnx.update(optimizer, opt_variables)
     return metrics
+
+
+def _scan_while_taken(step: Callable[[Any, Any], Any], carry: Any, xs: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan` that leaves out the steps after the first that was not `TAKEN`."""
+    first = jax.tree.map(lambda leaf: leaf[0], xs)
+    shapes = jax.eval_shape(lambda carry, x: step(carry, x)[1], carry, first)
+
+    def maybe(loop: tuple[Any, Array], x: Any) -> tuple[Any, Any]:
+        carry, going = loop
+        carry, metrics = jax.lax.cond(
+            going,
+            lambda: step(carry, x),
+            lambda: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)),
+        )
+        return (carry, metrics[TAKEN]), metrics
+
+    (carry, _), metrics = jax.lax.scan(maybe, (carry, jnp.asarray(True)), xs)
+    return carry, metrics

@@ -1,0 +1,198 @@
+"""Writing checkpoints."""
+
+import json
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import jax
+
+from nnx_ppo.algorithms._validation import integer, one_of, optional
+from nnx_ppo.algorithms._versions import installed_versions
+from nnx_ppo.algorithms.checkpointing._folders import (
+    METADATA,
+    METRICS,
+    checkpoints_in,
+    delete_whole,
+    ranking,
+    step_name,
+    written_whole,
+)
+from nnx_ppo.algorithms.checkpointing._nodes import describe
+from nnx_ppo.algorithms.checkpointing._variables import split_variables, write_arrays
+from nnx_ppo.algorithms.config import DistillationTrainConfig, TrainConfig
+from nnx_ppo.algorithms.types import DistillationState, TrainingState
+
+FORMAT = 1
+NETWORK_FIELDS: dict[type, str] = {TrainingState: "networks", DistillationState: "student"}
+"""The field of each training state that holds the network that learns."""
+
+
+@runtime_checkable
+class CheckpointCallback(Protocol):
+    """What `train_ppo` and `train_distillation` take as `checkpoint_fn`.
+
+    A callback may also have the methods `observe(metrics, step)`, called with whatever is logged,
+    before the checkpoint of the same step, and `wait()`, called at the end of training.
+    """
+
+    def __call__(self, training_state: Any, step: int) -> None:
+        """Save a training state.
+
+        Args:
+            training_state: A state that later steps do not change.
+            step: Its environment steps.
+        """
+        ...
+
+
+def make_checkpoint_fn(
+    directory: str | Path,
+    config: TrainConfig | DistillationTrainConfig | None = None,
+    *,
+    keep_last: int | None = None,
+    keep_best: int | None = None,
+    best_metric: str = "eval/episode_reward/mean",
+    best_mode: Literal["max", "min"] = "max",
+    asynchronous: bool = False,
+) -> CheckpointCallback:
+    """Return a callback that saves each training state to `{directory}/step_{step:010d}`.
+
+    A checkpoint is written beside its place and then renamed, so that it is complete or absent.
+    One that is there already is replaced. At most one run may write to a directory at a time.
+
+    Args:
+        directory: Where to save; made if it is missing.
+        config: Stored with each checkpoint.
+        keep_last: How many of the latest to keep, or None for all.
+        keep_best: How many of the best to keep beside those, or None for no ranking.
+        best_metric: What ranks them; the last value logged before a checkpoint counts.
+        best_mode: Whether higher or lower is better.
+        asynchronous: Whether to write in the background. The state is copied to the host first;
+            an error comes up with the next checkpoint, or at the end of training.
+
+    Raises:
+        ValueError: An argument is out of range.
+        OSError: The directory cannot be made.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> checkpoint_fn = make_checkpoint_fn(folder, keep_last=3)
+    """
+    rules = {
+        "keep_last": (keep_last, optional(integer(1))),
+        "keep_best": (keep_best, optional(integer(1))),
+        "best_mode": (best_mode, one_of("max", "min")),
+    }
+    for name, (value, rule) in rules.items():
+        if not rule.holds(value):
+            raise ValueError(f"make_checkpoint_fn: {name}={value!r} must be {rule.text}.")
+    directory = Path(directory).absolute()  # orbax asks for absolute paths
+    directory.mkdir(parents=True, exist_ok=True)
+
+    def discard() -> None:
+        _discard(directory, keep_last, keep_best, best_metric, best_mode)
+
+    return _Checkpoints(directory, config, discard, asynchronous)
+
+
+class _Checkpoints:
+    """The callback; see `make_checkpoint_fn`."""
+
+    def __init__(
+        self, directory: Path, config: Any, discard: Callable[[], None], asynchronous: bool
+    ) -> None:
+        self._directory = directory
+        self._config = describe(config, "config")
+        self._discard = discard
+        self._thread = ThreadPoolExecutor(max_workers=1) if asynchronous else None
+        self._pending: Future[None] | None = None
+        self._metrics: dict[str, float | None] = {}
+
+    def observe(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Remember what was logged, to be stored beside the next checkpoint."""
+        for name, value in metrics.items():
+            self._metrics[name] = float(value) if math.isfinite(value) else None
+
+    def __call__(self, training_state: Any, step: int) -> None:
+        """Save a training state."""
+        self.wait()
+        content = _Content(training_state, step, self._config, dict(self._metrics))
+
+        def save() -> None:
+            with written_whole(self._directory / step_name(step)) as folder:
+                content.write(folder)
+            self._discard()
+
+        if self._thread is None:
+            save()
+        else:
+            self._pending = self._thread.submit(save)
+
+    def wait(self) -> None:
+        """Wait for what is being written, and raise what went wrong."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+
+class _Content:
+    """A checkpoint in the memory of the host."""
+
+    def __init__(
+        self, state: Any, step: int, config: Any, metrics: Mapping[str, float | None]
+    ) -> None:
+        field = NETWORK_FIELDS.get(type(state))
+        if field is None:
+            raise TypeError(
+                f"A checkpoint holds a TrainingState or a DistillationState, got a "
+                f"{type(state).__name__}."
+            )
+        networks, keys = split_variables(getattr(state, field))
+        optimizer, optimizer_keys = split_variables(state.optimizer)
+        if optimizer_keys:
+            path = "/".join(next(iter(optimizer_keys)))
+            raise TypeError(f"optimizer/{path} is a random key, which only networks may have.")
+        self._arrays = jax.device_get({"networks": networks, "optimizer": optimizer})
+        self._metrics = {**metrics, "step": step}
+        fields = set(type(state).__dataclass_fields__) - {field, "optimizer"}
+        metadata = {
+            "format": FORMAT,
+            "versions": installed_versions(),
+            "kind": type(state).__name__,
+            "state": {name: describe(getattr(state, name), name) for name in sorted(fields)},
+            "keys": {path: describe(key, "/".join(path)) for path, key in keys.items()},
+            "step": step,
+            "config": config,
+        }
+        self._metadata = pickle.dumps(metadata)
+
+    def write(self, folder: Path) -> None:
+        """Write to an empty folder."""
+        for name, arrays in self._arrays.items():
+            write_arrays(folder / name, arrays)
+        (folder / METADATA).write_bytes(self._metadata)
+        (folder / METRICS).write_text(json.dumps(self._metrics, indent=1))
+
+
+def _discard(
+    directory: Path,
+    keep_last: int | None,
+    keep_best: int | None,
+    best_metric: str,
+    best_mode: Literal["max", "min"],
+) -> None:
+    """Delete the checkpoints that are not to be kept; never the latest."""
+    if keep_last is None and keep_best is None:
+        return
+    everything = list(checkpoints_in(directory).values())
+    kept = set(everything[-(keep_last or 1) :])
+    if keep_best is not None:
+        kept.update(ranking(directory, best_metric, best_mode)[:keep_best])
+    for path in everything:
+        if path not in kept:
+            delete_whole(path)

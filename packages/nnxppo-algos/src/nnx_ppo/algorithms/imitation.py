@@ -1,0 +1,219 @@
+"""Learning to act as a teacher does: the loss, and one iteration of distillation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from nnx_ppo.algorithms._functional import clone_keys, functional_copy
+from nnx_ppo.algorithms.bookkeeping import finished, iteration_keys
+from nnx_ppo.algorithms.config import DistillationConfig
+from nnx_ppo.algorithms.counters import as_float, words_of
+from nnx_ppo.algorithms.heads import sum_heads
+from nnx_ppo.algorithms.iteration import carry_drift
+from nnx_ppo.algorithms.lessons import unroll
+from nnx_ppo.algorithms.objective import ratio_error
+from nnx_ppo.algorithms.optimizers import last_learning_rate
+from nnx_ppo.algorithms.ppo import ppo_loss
+from nnx_ppo.algorithms.raw_actions import RawActions, find_raw_actions, head_text
+from nnx_ppo.algorithms.types import (
+    DistillationState,
+    DistillationTransition,
+    LoggingLevel,
+    Transition,
+)
+from nnx_ppo.algorithms.updates import learn
+from nnx_ppo.core import RLEnv, StatefulModule
+
+_LOSSES = ("losses/actor", "losses/critic", "losses/regularization")
+
+
+def imitation_loss(
+    student: StatefulModule,
+    student_state: PyTree,
+    rollout_data: DistillationTransition,
+    logging_level: LoggingLevel,
+) -> tuple[Array, dict[str, PyTree]]:
+    """Return the loss that `distillation_loss` describes, and its metrics."""
+    obs = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rollout_data.obs
+    )
+    heads = find_raw_actions("student", student, obs)
+    for head in heads.heads:
+        if head.sampler.deterministic:
+            raise ValueError(
+                f"The student is in evaluation mode: {head_text(head.name)} would evaluate its own "
+                "mean and not the teacher's. Call student.train() before training."
+            )
+    extras = heads.write(rollout_data.student_rollout_extras, _teacher_actions(rollout_data, heads))
+    replay = student.unroll(clone_keys(student_state), rollout_data.obs, rollout_data.done, extras)
+    loglikelihoods = replay.output.loglikelihoods
+    nll = jax.tree.map(lambda loglikelihood: -loglikelihood.mean(), loglikelihoods)
+    regularization = replay.regularization_loss.mean()
+    metrics: dict[str, PyTree] = {}
+    if LoggingLevel.LOSSES in logging_level:
+        metrics["losses/distillation_nll"] = nll
+        metrics["losses/regularization"] = regularization
+    if LoggingLevel.ACTOR_EXTRA in logging_level:
+        metrics["loglikelihood"] = loglikelihoods
+    return sum_heads(nll) + regularization, metrics
+
+
+def _teacher_actions(rollout: DistillationTransition, student: RawActions) -> list[Any]:
+    """Return the teacher's raw action of each of the student's heads.
+
+    Raises:
+        ValueError: The rollout does not hold them.
+    """
+    own, theirs = rollout.student_rollout_extras, rollout.teacher_rollout_extras
+    if own is None or (theirs is None and rollout.teacher_actions is None):
+        raise ValueError(
+            "rollout_data lacks student_rollout_extras, or both teacher_actions and "
+            "teacher_rollout_extras, but a replay needs what the networks emitted during the "
+            "rollout. Pass the rollout as distillation_unroll_env returned it."
+        )
+    if rollout.teacher_actions is not None:
+        return student.tree.flatten_up_to(rollout.teacher_actions)
+    if jax.tree.structure(theirs) != jax.tree.structure(own):
+        raise ValueError(
+            "Without rollout_data.teacher_actions the teacher's rollout extras must be a tree like "
+            f"the student's, expected {jax.tree.structure(own)}, got {jax.tree.structure(theirs)}."
+        )
+    return student.read(theirs)
+
+
+def mixed_loss(
+    student: StatefulModule,
+    student_state: PyTree,
+    part: DistillationTransition,
+    config: DistillationConfig,
+    weight: Float[Array, ""],
+) -> tuple[Array, dict[str, PyTree]]:
+    """Return the loss of distillation plus PPO's surrogate and value loss, weighted.
+
+    Args:
+        student: The network that learns; its random streams advance.
+        student_state: Its carry at the window's start, leaves `(batch, …)`.
+        part: The window, leaves `(time, batch, …)`, with bootstrap values.
+        config: The settings of PPO's loss, and which metrics to return.
+        weight: Weight of PPO's part.
+    """
+    loss, metrics = imitation_loss(student, student_state, part, config.logging_level)
+    ppo, ppo_metrics = ppo_loss(
+        student,
+        student_state,
+        _as_ppo_sees_it(part),
+        config.clip_range,
+        config.normalize_advantages,
+        config.combine_advantages,
+        config.discounting_factor,
+        config.gae_lambda,
+        config.critic_loss_weight,
+        config.logging_level | LoggingLevel.LOSSES,
+    )
+    # Both losses have the student's regularisation in them, which is to count once.
+    ppo = ppo - ppo_metrics["losses/regularization"]
+    if LoggingLevel.LOSSES in config.logging_level:
+        metrics["losses/ppo_weight"] = weight
+    else:
+        ppo_metrics = {name: value for name, value in ppo_metrics.items() if name not in _LOSSES}
+    return loss + weight * ppo, {**ppo_metrics, **metrics}
+
+
+def _as_ppo_sees_it(rollout: DistillationTransition) -> Transition:
+    """Return what the student did by itself."""
+    return Transition(
+        obs=rollout.obs,
+        network_output=rollout.student_output,
+        rewards=rollout.rewards,
+        done=rollout.done,
+        truncated=rollout.truncated,
+        next_obs=rollout.next_obs,
+        metrics={},
+        rollout_extras=rollout.student_rollout_extras,
+        bootstrap_values=rollout.bootstrap_values,
+    )
+
+
+def iterate(
+    env: RLEnv, teacher: StatefulModule, state: DistillationState, config: DistillationConfig
+) -> tuple[DistillationState, dict[str, Any]]:
+    """Collect, learn, fold in statistics; student and optimiser are updated in place.
+
+    Args:
+        env: The environment, written for a single instance.
+        teacher: The network to learn from; not changed.
+        state: The state to go on from.
+        config: The configuration.
+
+    Returns:
+        The next state, and the metrics by name.
+    """
+    student, keys = state.student, iteration_keys(state.rng_key)
+    weight = config.ppo_weight
+    if callable(weight):
+        weight = weight(as_float(words_of(state.steps_taken, state.step_words)))
+    student_states, teacher_states, env_states, rollout = unroll(
+        env,
+        teacher,
+        student,
+        (state.student_states, state.teacher_states, state.env_states),
+        config.rollout_length,
+        keys.reset,
+        bootstrap=config.uses_ppo,
+    )
+
+    def loss_fn(student: StatefulModule, student_state: PyTree, part: Any) -> Any:
+        if not config.uses_ppo:
+            return imitation_loss(student, student_state, part, config.logging_level)
+        return mixed_loss(student, student_state, part, config, jnp.asarray(weight, jnp.float32))
+
+    acted = _as_ppo_sees_it(rollout)
+    shown: dict[str, Any] = {}
+    if LoggingLevel.ACTOR_EXTRA in config.logging_level and not config.uses_ppo:
+        shown["losses/ratio_error"] = _replay_error(student, state.student_states, acted)
+    updates = learn(
+        student,
+        state.optimizer,
+        (state.student_states, _what_learning_needs(rollout)),
+        loss_fn,
+        keys.minibatches,
+        n_epochs=config.n_epochs,
+        n_minibatches=config.n_minibatches,
+    )
+    if LoggingLevel.ACTOR_EXTRA in config.logging_level:
+        shown["losses/carry_drift"] = carry_drift(
+            student, state.student_states, acted, student_states
+        )
+    if LoggingLevel.LOSSES in config.logging_level and callable(config.learning_rate):
+        shown["learning_rate"] = last_learning_rate(state.optimizer)
+    student.update_statistics(rollout.student_rollout_extras)
+    state = state.replace(
+        student_states=student_states,
+        teacher_states=teacher_states,
+        env_states=env_states,
+        rng_key=keys.next,
+    )
+    return finished(state, student, {**updates, **shown}, rollout, config)
+
+
+def _replay_error(
+    student: StatefulModule, student_state: PyTree, acted: Transition
+) -> Float[Array, ""]:
+    """Return how far any probability ratio is from 1 in a replay under unchanged weights."""
+    replay = functional_copy(student).unroll(
+        clone_keys(student_state), acted.obs, acted.done, acted.rollout_extras
+    )
+    new, old = replay.output.loglikelihoods, acted.network_output.loglikelihoods
+    return ratio_error(jax.tree.map(lambda new, old: jnp.exp(new - old), new, old))
+
+
+def _what_learning_needs(rollout: DistillationTransition) -> DistillationTransition:
+    """Drop what no loss reads, so that minibatches do not copy it."""
+    return rollout.replace(
+        student_output=rollout.student_output.replace(actions=None, value_estimates=None),
+        next_obs=jax.tree.map(lambda leaf: leaf[-1:], rollout.next_obs),
+        metrics={},
+        teacher_rollout_extras=None,
+    )

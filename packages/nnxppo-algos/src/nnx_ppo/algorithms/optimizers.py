@@ -1,0 +1,204 @@
+"""The optimiser, and how its learning rate changes."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from nnx_ppo.algorithms._validation import check_schedule
+from nnx_ppo.algorithms.config import PPOConfig
+from nnx_ppo.core import StatefulModule
+
+_STEP = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveRate:
+    """A learning rate that keeps the policy's divergence near a target.
+
+    Before an update the rate is divided by 1.5 where the divergence exceeds twice the target, and
+    multiplied by 1.5 where it is below half of it.
+
+    Attributes:
+        target: The divergence aimed at.
+        minimum: Lowest rate.
+        maximum: Highest rate.
+    """
+
+    target: float
+    minimum: float
+    maximum: float
+
+    def after(self, rate: Float[Array, ""], divergence: Float[Array, ""]) -> Float[Array, ""]:
+        """Return the rate that follows `rate`; a NaN divergence changes nothing."""
+        lowered = jnp.where(divergence > 2.0 * self.target, rate / _STEP, rate)
+        changed = jnp.where(divergence < 0.5 * self.target, rate * _STEP, lowered)
+        return jnp.clip(changed, self.minimum, self.maximum)
+
+
+class RateState(NamedTuple):
+    """Where a learning rate stands: how many updates there were, and the rate of the last one."""
+
+    n_updates: Int[Array, ""]
+    rate: Float[Array, ""]
+
+
+def scale_by_rate(
+    schedule: optax.Schedule, adaptive: AdaptiveRate | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Scale by minus the learning rate, which the state of the transformation shows.
+
+    Args:
+        schedule: The rate of each update, by number; the first one's only, if `adaptive`.
+        adaptive: How the rate follows the `divergence` that each update is then given.
+    """
+
+    def init(params: optax.Params) -> RateState:
+        del params
+        return RateState(jnp.zeros((), jnp.int32), jnp.asarray(schedule(0), jnp.float32))
+
+    def update(
+        updates: optax.Updates,
+        state: RateState,
+        params: optax.Params | None = None,
+        *,
+        divergence: Array | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, RateState]:
+        del params, extra
+        if adaptive is None:
+            rate = jnp.asarray(schedule(state.n_updates), jnp.float32)
+        elif divergence is None:
+            raise ValueError("An adaptive learning rate needs update(…, divergence=…).")
+        else:
+            rate = adaptive.after(state.rate, divergence)
+        updates = jax.tree.map(lambda g: jnp.array(-rate, g.dtype) * g, updates)
+        n_updates = jnp.asarray(optax.safe_increment(state.n_updates))
+        return updates, RateState(n_updates, rate)
+
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def make_optimizer(
+    networks: StatefulModule,
+    learning_rate: float | optax.Schedule,
+    gradient_clipping: float | None = None,
+    weight_decay: float | None = None,
+    *,
+    adaptive: AdaptiveRate | None = None,
+) -> nnx.Optimizer:
+    """Return Adam, or AdamW with `weight_decay`, behind global-norm clipping if asked for.
+
+    Its state has the same tree whatever the settings, so that a run can go on with others.
+
+    Args:
+        networks: Whose parameters it is for.
+        learning_rate: The rate, or a schedule over updates.
+        gradient_clipping: Largest global norm of a gradient, or None.
+        weight_decay: Decay of AdamW, or None.
+        adaptive: How the rate adapts from there, or None. The updates then need a `divergence`.
+    """
+    clip, decay = optax.identity(), optax.identity()
+    if gradient_clipping is not None:
+        clip = optax.clip_by_global_norm(gradient_clipping)
+    if weight_decay is not None:
+        decay = optax.add_decayed_weights(weight_decay)
+    schedule = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
+    adam = (optax.scale_by_adam(), decay, scale_by_rate(schedule, adaptive))
+    return nnx.Optimizer(networks, optax.chain(clip, *adam), wrt=nnx.Param)
+
+
+def configured_optimizer(
+    networks: StatefulModule,
+    config: PPOConfig,
+    optimizer: optax.GradientTransformation | None = None,
+) -> nnx.Optimizer:
+    """Return the optimiser of a run.
+
+    Args:
+        networks: Whose parameters it is for.
+        config: The configuration.
+        optimizer: Takes the place of what the configuration asks for, if given.
+
+    Raises:
+        TypeError: `optimizer` is no `optax.GradientTransformation`.
+        ValueError: The learning rate is a function that gives no number, or the configuration asks
+            for what a given optimiser replaces.
+    """
+    if optimizer is not None:
+        replaced = {
+            "learning_rate": config.learning_rate if callable(config.learning_rate) else None,
+            "final_learning_rate": config.final_learning_rate,
+            "adaptive_kl": config.adaptive_kl,
+            "gradient_clipping": config.gradient_clipping,
+            "weight_decay": config.weight_decay,
+        }
+        return given_optimizer(networks, optimizer, replaced)
+    adaptive = None
+    if config.adaptive_kl is not None:
+        bounds = (config.min_learning_rate, config.max_learning_rate)
+        adaptive = AdaptiveRate(config.adaptive_kl, *bounds)
+    check_schedule("learning_rate", config.learning_rate, jnp.int32)
+    return make_optimizer(
+        networks,
+        learning_rate_of(config),
+        config.gradient_clipping,
+        config.weight_decay,
+        adaptive=adaptive,
+    )
+
+
+def given_optimizer(
+    networks: StatefulModule, optimizer: optax.GradientTransformation, replaced: Mapping[str, Any]
+) -> nnx.Optimizer:
+    """Return an optimiser that the user handed in, over a network's parameters.
+
+    Args:
+        networks: Whose parameters it is for.
+        optimizer: The user's.
+        replaced: Settings by name that it takes the place of; all must be None.
+
+    Raises:
+        TypeError: It is no `optax.GradientTransformation`.
+        ValueError: One of the settings is not None.
+    """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"optimizer must be an optax.GradientTransformation, such as optax.adam(1e-3), got "
+            f"{type(optimizer).__name__}."
+        )
+    for name, value in replaced.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}={'a schedule' if callable(value) else value} has no effect with the "
+                f"optimizer that was handed in. Build it into that one, for instance with "
+                f"optax.chain, and leave {name} at its default; or hand in no optimizer."
+            )
+    return nnx.Optimizer(networks, optax.with_extra_args_support(optimizer), wrt=nnx.Param)
+
+
+def learning_rate_of(config: PPOConfig) -> float | optax.Schedule:
+    """Return the learning rate, a schedule over updates where it is to change."""
+    if config.final_learning_rate is None or callable(config.learning_rate):
+        return config.learning_rate
+    iterations = -(-config.total_steps // (config.n_envs * config.rollout_length))
+    updates = iterations * config.n_epochs * config.n_minibatches
+    return optax.linear_schedule(config.learning_rate, config.final_learning_rate, updates)
+
+
+def rate_changes(config: PPOConfig) -> bool:
+    """Whether a configuration asks for a learning rate that is not constant."""
+    changing = (config.adaptive_kl, config.final_learning_rate)
+    return callable(config.learning_rate) or any(value is not None for value in changing)
+
+
+def last_learning_rate(optimizer: nnx.Optimizer) -> Float[Array, ""] | None:
+    """Return the rate of the last update, or None for an optimiser that was handed in."""
+    state = optimizer.opt_state
+    last = state[-1] if isinstance(state, tuple) and state else None
+    return last.rate[...] if isinstance(last, RateState) else None
