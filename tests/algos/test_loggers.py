@@ -8,11 +8,13 @@ import struct
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nnx_ppo.algorithms import TrainResult
 from nnx_ppo.algorithms.cli import main
 from nnx_ppo.algorithms.config import VideoData
 from nnx_ppo.algorithms.discovery import logger_factory
@@ -164,9 +166,9 @@ class TestCommand:
     def trained(self, monkeypatch):
         def train(env, networks, config, *, log_fn, **others):
             log_fn({"losses/critic/mean": 0.5}, 40)
-            return types.SimpleNamespace(final_metrics={}, total_steps=40)
+            return mock.Mock(spec=TrainResult, final_metrics={}, total_steps=40)
 
-        monkeypatch.setattr(sys.modules[main.__module__], "train_ppo", train)
+        monkeypatch.setattr("nnx_ppo.algorithms.cli.train.train_ppo", train)
 
     def test_points_reach_every_logger_once(self, tmp_path):
         pytest.importorskip("tensorboardX")

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import pathlib
 import subprocess
+import time
 import types
 import warnings
 from collections.abc import Iterator
@@ -79,6 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         logger.close()
         assert wandb.run is None
 
+        time.sleep(1.1)  # the client names its offline files by the second
         resumed = WandbLogger(str(folder), CONFIG)
         with pytest.warns(RuntimeWarning, match="up to step 300 already"):
             resumed.log({"losses/actor/mean": 0.25}, 200)

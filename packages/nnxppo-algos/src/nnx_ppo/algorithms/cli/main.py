@@ -1,36 +1,65 @@
 """Entry point of the command `nnxppo`."""
 
-import ast
-import contextlib
 import dataclasses
-import signal
+import pickle
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tyro
-from flax import nnx
 from rich.console import Console
 
-from nnx_ppo.algorithms._forgiving import call_forgivingly
-from nnx_ppo.algorithms.checks import check_video
-from nnx_ppo.algorithms.cli.progress import ProgressDisplay, evaluation_text
-from nnx_ppo.algorithms.cli.run_config import RunConfig, make_network, preset_run, to_plain
-from nnx_ppo.algorithms.cli.run_folder import RunFolder, new_run_folder
-from nnx_ppo.algorithms.config import VideoData
-from nnx_ppo.algorithms.discovery import environment_providers, find_environment, logger_factory
-from nnx_ppo.algorithms.ppo import train_ppo
-from nnx_ppo.core import Logger, RLEnv, StatefulModule
+from nnx_ppo.algorithms.cli.distill import prepare_distill
+from nnx_ppo.algorithms.cli.environments import ListEnvironments, prepare_list
+from nnx_ppo.algorithms.cli.errors import InputError
+from nnx_ppo.algorithms.cli.evaluate import Evaluate, prepare_evaluate
+from nnx_ppo.algorithms.cli.render import Render, prepare_render
+from nnx_ppo.algorithms.cli.run_config import (
+    DistillConfig,
+    RunConfig,
+    check_same_task,
+    preset_run,
+    settings_to_resume,
+    student_of,
+)
+from nnx_ppo.algorithms.cli.train import prepare_train
 
-_DESCRIPTION = "Train stateful policies with PPO: nnxppo train ENV [options]"
+_DESCRIPTION = "Train stateful policies with PPO, evaluate, film and distil them."
 
 
 @dataclasses.dataclass(frozen=True)
-class ListEnvironments:
-    """List the environments that are installed."""
+class _Command:
+    """A subcommand.
+
+    Attributes:
+        default: The values of its options before any is given.
+        prepare: Makes the parts; raises what is wrong with the input. Returns what does the work.
+        from_first: Makes the defaults that belong to its first argument, where it has such.
+        first: What that argument is called.
+    """
+
+    default: Any
+    prepare: Callable[[Any, Console], Callable[[], None]]
+    from_first: Callable[[str], Any] | None = None
+    first: str = ""
+
+
+_COMMANDS = {
+    "train": _Command(RunConfig(tyro.MISSING), prepare_train, preset_run, "ENV"),
+    "eval": _Command(Evaluate(tyro.MISSING), prepare_evaluate),
+    "render": _Command(Render(tyro.MISSING), prepare_render),
+    "distill": _Command(DistillConfig(tyro.MISSING), prepare_distill, student_of, "TEACHER"),
+    "envs": _Command(ListEnvironments(), prepare_list),
+}
+_INPUT_ERRORS = (
+    InputError,
+    ValueError,
+    TypeError,
+    FileNotFoundError,
+    FileExistsError,
+    ModuleNotFoundError,
+    pickle.UnpicklingError,
+)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -46,147 +75,72 @@ def main(args: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         command = _parse(args)
-        if isinstance(command, ListEnvironments):
-            _list_environments(console)
-            return 0
-        run = _prepared(command, console)
-    except (ValueError, TypeError, FileNotFoundError, FileExistsError) as error:
-        message = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        Console(stderr=True, style="red").print(
-            f"nnxppo: {message}", markup=False, highlight=False, soft_wrap=True
-        )
-        return 2
-    run.train(console)  # errors from here on are no fault of the input, and show where they arose
+        (prepare,) = (c.prepare for c in _COMMANDS.values() if type(c.default) is type(command))
+        work = prepare(command, console)
+    except _INPUT_ERRORS as error:
+        return _complain(error)
+    try:
+        work()  # errors from here on are no fault of the input, and show where they arose
+    except InputError as error:
+        return _complain(error)
     return 0
 
 
-def _parse(args: list[str]) -> RunConfig | ListEnvironments:
-    """Parse the arguments; the environment's preset gives the defaults.
+def _complain(error: Exception) -> int:
+    """Print what is wrong with the input; return the exit code."""
+    message = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    Console(stderr=True, style="red").print(
+        f"nnxppo: {message}", markup=False, highlight=False, soft_wrap=True
+    )
+    return 2
+
+
+def _parse(args: list[str]) -> Any:
+    """Parse the arguments; preset, teacher or the run that goes on give the defaults.
 
     Raises:
-        ValueError: An option stands before the environment, whose preset would be missed.
+        ValueError: An option stands before the argument that decides the defaults.
     """
-    run = RunConfig(tyro.MISSING)
-    if args[:1] == ["train"] and args[1:2] not in ([], ["-h"], ["--help"]):
-        if args[1].startswith("-"):
-            raise ValueError(
-                f"The environment comes first, since it decides the defaults: nnxppo train ENV "
-                f"{args[1]} …"
-            )
-        run = preset_run(args[1])
-    commands = tyro.extras.subcommand_type_from_defaults(
-        {"train": run, "envs": ListEnvironments()}, prefix_names=False
-    )
-    return tyro.cli(commands, args=args, prog="nnxppo", description=_DESCRIPTION)
+    defaults = {name: command.default for name, command in _COMMANDS.items()}
+    name = args[0] if args else ""
+    if name in _COMMANDS:
+        defaults[name] = _defaults(name, args[1:])
+    before: dict[str, str] = getattr(defaults.get(name), "overrides", {})
+    if before:  # tyro would make options of the names in it; given ones come on top instead
+        defaults[name] = dataclasses.replace(defaults[name], overrides={})
+    titles = {key: (value.__doc__ or "").partition("\n")[0] for key, value in defaults.items()}
+    commands = tyro.extras.subcommand_type_from_defaults(defaults, titles, prefix_names=False)
+    found = tyro.cli(commands, args=args, prog="nnxppo", description=_DESCRIPTION)
+    if before:
+        found = dataclasses.replace(found, overrides={**before, **found.overrides})
+    if isinstance(found, RunConfig | DistillConfig) and found.resume is not None:
+        check_same_task(found)
+    return found
 
 
-def _list_environments(console: Console) -> None:
-    """Print the names of all environments, by provider."""
-    for provider, environments in environment_providers().items():
-        for name in environments.names():
-            console.print(f"{provider:12} {name}", highlight=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """A run whose parts have been made.
-
-    Attributes:
-        config: The configuration.
-        env: The environment.
-        networks: The network.
-        folder: The run folder.
-        display: The progress display.
-        loggers: All that metrics are reported to, folder and display included.
-    """
-
-    config: RunConfig
-    env: RLEnv
-    networks: StatefulModule
-    folder: RunFolder
-    display: ProgressDisplay
-    loggers: list[Logger]
-
-    def train(self, console: Console) -> None:
-        """Train, and print the result."""
-        start = time.perf_counter()
-        try:
-            with self.display, _stop_on_interrupt(self.display.say) as stop_fn:
-                result = train_ppo(
-                    self.env,
-                    self.networks,
-                    self.config.train,
-                    log_fn=self._log,
-                    video_fn=self._show,
-                    stop_fn=stop_fn,
-                )
-        finally:
-            for logger in self.loggers:
-                call_forgivingly(logger.close)
-        minutes, seconds = divmod(round(time.perf_counter() - start), 60)
-        evaluation = evaluation_text(result.final_metrics) or "not evaluated"
-        for line in (
-            f"run folder: {self.folder.path}",
-            f"{self.config.env}: final evaluation {evaluation} after {result.total_steps:,} steps, "
-            f"{minutes} min {seconds:02d} s",
-        ):
-            console.print(line, highlight=False, soft_wrap=True)
-
-    def _log(self, metrics: dict[str, Any], step: int) -> None:
-        for logger in self.loggers:
-            call_forgivingly(logger.log, metrics, step)
-
-    def _show(self, data: VideoData) -> None:
-        for logger in self.loggers:
-            call_forgivingly(logger.video, data)
-
-
-def _prepared(config: RunConfig, console: Console) -> _Run:
-    """Make the parts of a run; whatever is wrong with the input comes up here."""
-    overrides = {name: _literal(value) for name, value in config.overrides.items()}
-    env = find_environment(config.env).load(config.env, **overrides)
-    networks = make_network(env, config.network, nnx.Rngs(config.train.seed))
-    check_video(config.train.video, env)
-    if config.train.video.enabled and not config.loggers:
+def _defaults(name: str, args: list[str]) -> Any:
+    """Return the defaults of a subcommand for its arguments."""
+    command = _COMMANDS[name]
+    if command.from_first is None or args[:1] in ([], ["-h"], ["--help"]):
+        return command.default
+    resumed = _value_of("--resume", args)
+    if resumed is not None:
+        return settings_to_resume(resumed, type(command.default))
+    if args[-1] == "--resume":
+        return command.default  # the parser says what lacks
+    if args[0].startswith("-"):
         raise ValueError(
-            "video.enabled: the run folder keeps no videos, a logger does; add --loggers wandb."
+            f"The {command.first} comes first, since it decides the defaults: nnxppo {name} "
+            f"{command.first} {args[0]} …"
         )
-    factories = [logger_factory(name) for name in config.loggers]
-    plain = to_plain(config)
-    if config.out is None:
-        folder = new_run_folder(config.env, plain)
-    else:
-        folder = RunFolder(Path(config.out), plain)
-    display = ProgressDisplay(config.env, config.train.ppo.total_steps, console)
-    loggers: list[Logger] = [folder, display]
-    loggers += [make_logger(str(folder.path), plain) for make_logger in factories]
-    return _Run(config, env, networks, folder, display, loggers)
+    return command.from_first(args[0])
 
 
-@contextlib.contextmanager
-def _stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a request to stop after the iteration under way.
-
-    A second one interrupts at once.
-    """
-    asked = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, before)
-        say("stopping after this iteration; press Ctrl-C again to stop at once")
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _literal(text: str) -> Any:
-    """Read a Python literal; anything else is a string."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+def _value_of(option: str, args: list[str]) -> str | None:
+    """Return the value of an option among arguments, None where it is not there."""
+    for word, following in zip(args, [*args[1:], None], strict=True):
+        if word == option:
+            return following
+        if word.startswith(f"{option}="):
+            return word.removeprefix(f"{option}=")
+    return None

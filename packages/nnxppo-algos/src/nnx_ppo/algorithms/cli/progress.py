@@ -18,9 +18,10 @@ class ProgressDisplay:
         env: Name of the environment.
         total_steps: Environment steps of the run.
         console: Where to print.
+        first_step: Environment steps that were taken before.
     """
 
-    def __init__(self, env: str, total_steps: int, console: Console) -> None:
+    def __init__(self, env: str, total_steps: int, console: Console, first_step: int = 0) -> None:
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -34,8 +35,9 @@ class ProgressDisplay:
         )
         self._env = env
         self._task = self._progress.add_task(
-            f"{env}: compiling", total=total_steps, speed="", latest=""
+            f"{env}: compiling", total=total_steps, completed=first_step, speed="", latest=""
         )
+        self._first = first_step
         self._last: tuple[float, int] | None = None
 
     def __enter__(self) -> "ProgressDisplay":
@@ -57,7 +59,7 @@ class ProgressDisplay:
             rate = (step - self._last[1]) / (now - self._last[0])
             speed = f"{rate:,.0f} steps/s"
         self._last = (now, step)
-        started = self._env if step else f"{self._env}: compiling"
+        started = self._env if step > self._first else f"{self._env}: compiling"
         self._progress.update(self._task, completed=step, speed=speed, description=started)
         evaluation = evaluation_text(metrics)
         if evaluation is not None:
@@ -66,7 +68,7 @@ class ProgressDisplay:
 
     def say(self, text: str) -> None:
         """Print a line above the live one."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def video(self, data: Any) -> None:
         """Show no videos."""
