@@ -47,7 +47,7 @@ def write(folder, content, die_at):
 
     sys.addaudithook(hook)
     with written_whole(folder / "step_0000000001") as place:
-        content.write(place)
+        content.write(place, {})
     (folder.parent / "renamed").write_text(str(renamed))
     os._exit(0)
 

@@ -1,12 +1,15 @@
 """Checkpoints: whole or absent, exact, safe to read, and clear about what does not fit."""
 
 import dataclasses
+import enum
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -28,10 +31,12 @@ from nnx_ppo.algorithms import (
     restart_environments,
     train_ppo,
 )
-from nnx_ppo.algorithms.checkpointing._nodes import PlainNode, describe, graft, rebuild
+from nnx_ppo.algorithms.checkpointing._unpickling import load_pickle, numpy_array
 from nnx_ppo.algorithms.checkpointing._variables import matched_by_role
-from nnx_ppo.core import JaxDataclass
+from nnx_ppo.algorithms.checkpointing.nodes import PlainNode, describe, graft, rebuild
+from nnx_ppo.core import JaxDataclass, StatefulModule, StatefulModuleOutput
 from nnx_ppo.core.testing import FollowTarget
+from nnx_ppo.networks.containers import Sequential
 
 from . import killed_writer
 from .helpers import IntegerEnv, IntegerState, lstm_network, mlp_network
@@ -131,6 +136,7 @@ def test_trees_become_plain_data_and_come_back():
         "small": jnp.asarray([1.5, -2.0], jnp.bfloat16),
         "list": [None, True, 2, 0.5, "text", (jnp.arange(3, dtype=jnp.uint32), np.ones(2))],
         "level": LoggingLevel.LOSSES | LoggingLevel.WEIGHTS,
+        "numpy": np.arange(3.0, dtype=">f8"),
         "empty": jnp.zeros((0, 3)),
     }
     data = pickle.loads(pickle.dumps(describe(tree, "tree")))
@@ -229,8 +235,13 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     (path / "metadata.pkl").write_bytes(pickle.dumps(metadata | {"config": Malicious()}))
     with pytest.raises(pickle.UnpicklingError, match=r"names (posix|nt)\.system"):
         load_checkpoint(path, state.networks, state.optimizer)
-    # A description cannot name anything but data either.
-    evil = {"node": "object", "class": "os:system", "children": {"0": "exit 1"}}
+    # NumPy's own types could be told to take numbers for addresses of objects.
+    dtype = b"cnumpy\ndtype\n(X\x02\x00\x00\x00O8I00\nI01\ntR"
+    pointer = b"cnumpy._core.multiarray\nscalar\n(" + dtype + b"C\x08AAAAAAAAtR."
+    with pytest.raises(pickle.UnpicklingError, match="array of 'O8', which are no numbers"):
+        numpy_array(load_pickle(pointer))
+    # A description cannot name anything but data either, nor reach through a module of ours.
+    evil = {"node": "object", "class": "nnx_ppo.algorithms.types:enum.Enum", "children": {"0": 1}}
     (path / "metadata.pkl").write_bytes(pickle.dumps(metadata | {"config": evil}))
     config = load_checkpoint(path, state.networks, state.optimizer)["config"]
     assert isinstance(config, PlainNode)
@@ -239,6 +250,36 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
         pickle.UnpicklingError, match="metadata.pkl cannot be read: pickle data was truncated"
     ):
         load_checkpoint(path, state.networks, state.optimizer)
+
+
+class Side(enum.StrEnum):
+    LEFT = "left"
+
+
+class Keeper(StatefulModule):
+    """Keeps a tree in one variable, and a number in another."""
+
+    def __init__(self, first):
+        self.pair = nnx.Variable(Pair(jnp.full(1, first), jnp.full(1, first + 1.0)))
+        self.number = nnx.Variable(first)
+
+    def __call__(self, module_state, obs, rollout_extras=None):
+        return StatefulModuleOutput(module_state, obs, jnp.zeros(()), {})
+
+
+def test_trees_numbers_and_keys_of_any_kind_survive(tmp_path):
+    state = state_of(Sequential([Keeper(1.0), mlp_network()]))
+    info = {Side.LEFT: jnp.ones(2), "values": {1: jnp.zeros(2), (2, None): jnp.ones(2)}}
+    make_checkpoint_fn(tmp_path)(state.replace(env_states={"info": info}), 0)
+    keeper = Keeper(5.0)
+    other = state_of(Sequential([keeper, mlp_network(seed=3)]))
+    found = load_checkpoint(tmp_path / "step_0000000000", other.networks, other.optimizer)
+    pair = keeper.pair.get_value()
+    assert (float(pair.left[0]), float(pair.right[0]), float(keeper.number[...])) == (1.0, 2.0, 1.0)
+    assert list(found["training_state"].env_states["info"]) == ["left", "values"]
+    assert_same(
+        info["values"][2, None], found["training_state"].env_states["info"]["values"][2, None]
+    )
 
 
 def test_settings_that_a_file_cannot_hold_come_back_with_a_warning(tmp_path):
@@ -268,10 +309,29 @@ def test_the_latest_and_the_best_are_kept(tmp_path):
     assert best(tmp_path, "score", "min").name == "step_0000000004"
     assert best_checkpoint(tmp_path, "unknown") is None
     assert json.loads((tmp_path / "step_0000000003" / "metrics.json").read_text())["score"] is None
+    # A resumed run saves the step again that it started from, and knows its score still.
+    again: Any = make_checkpoint_fn(tmp_path, keep_last=2, keep_best=1, best_metric="score")
+    again.observe({"other": 1.0}, 4)
+    again(state, 4)
+    assert steps_in(tmp_path) == [1, 3, 4]
+    assert best(tmp_path, "score", "min").name == "step_0000000004"
     # Another run in the same folder knows the scores of this one.
     make_checkpoint_fn(tmp_path, keep_last=1, keep_best=1, best_metric="score")(state, 7)
     assert steps_in(tmp_path) == [1, 7]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_nothing_is_deleted_by_mistake(tmp_path):
+    state = state_of()
+    save = make_checkpoint_fn(tmp_path, keep_best=1, best_metric="scoer")
+    save(state, 0)
+    with pytest.warns(UserWarning, match="no checkpoint in .* has the metric 'scoer' yet"):
+        save(state, 1)
+    assert steps_in(tmp_path) == [0, 1]
+    # Another run, in the folder of one that came further.
+    with pytest.warns(UserWarning, match="holds step_0000000001, above step_0000000000 that was"):
+        make_checkpoint_fn(tmp_path, keep_last=1)(state, 0)
+    assert steps_in(tmp_path) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -286,6 +346,8 @@ def test_the_latest_and_the_best_are_kept(tmp_path):
 def test_bad_arguments(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         make_checkpoint_fn(tmp_path, **arguments)
+    with pytest.raises(ValueError, match="mode='Max' must be 'max' or 'min'"):
+        best_checkpoint(tmp_path, "score", "Max")  # pyright: ignore[reportArgumentType]
 
 
 def test_the_loop_tells_what_it_logs_and_waits_at_the_end(tmp_path):
@@ -316,9 +378,50 @@ def test_a_step_that_is_there_is_replaced(tmp_path):
     save(second, 0)
     load_checkpoint(tmp_path / "step_0000000000", first.networks, first.optimizer)
     assert_same(nnx.state(first.networks), nnx.state(second.networks))
-    # Killed between the two renames of a replacement, the old one is put back.
+    # Killed between the two renames of a replacement, the old one is still found, and put back.
     (tmp_path / "step_0000000000").rename(tmp_path / ".replaced-step_0000000000")
+    left = latest(tmp_path)
+    assert load_checkpoint(left, first.networks, first.optimizer)["step"] == 0
+    make_checkpoint_fn(tmp_path)
     assert latest(tmp_path).name == "step_0000000000"
+    # Killed after them, what was replaced is gone for good.
+    shutil.copytree(tmp_path / "step_0000000000", tmp_path / ".replaced-step_0000000000")
+    (tmp_path / ".writing-step_0000000007").mkdir()
+    save = make_checkpoint_fn(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_0000000000"]
+    save(second, 0)
+
+
+def test_an_exception_changes_nothing(tmp_path, monkeypatch):
+    state = state_of()
+    save = make_checkpoint_fn(tmp_path)
+    save(state, 0)
+    rename = Path.rename
+
+    def fail(path, target):
+        if path.name.startswith(".writing"):
+            raise OSError("disk full")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(state, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_0000000000"]
+
+
+def test_what_is_damaged_is_said(tmp_path):
+    state = state_of()
+    make_checkpoint_fn(tmp_path)(state, 0)
+    path = tmp_path / "step_0000000000"
+    for content, message in (([1], "is no checkpoint's"), ({"format": 1}, "it lacks config, keys")):
+        whole = (path / "metadata.pkl").read_bytes()
+        (path / "metadata.pkl").write_bytes(pickle.dumps(content))
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint(path, state.networks, state.optimizer)
+        (path / "metadata.pkl").write_bytes(whole)
+    (path / "networks" / "_METADATA").write_text("{")
+    with pytest.raises(ValueError, match="networks is damaged and cannot be read"):
+        load_checkpoint(path, state.networks, state.optimizer)
 
 
 def test_a_process_killed_while_writing_leaves_the_step_before(tmp_path):

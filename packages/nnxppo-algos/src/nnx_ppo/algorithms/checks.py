@@ -62,6 +62,26 @@ def check_network(
     )
 
 
+def check_kind(name: str, value: Any, kind: type, cure: str) -> None:
+    """Raise if an argument is no instance of a class.
+
+    Raises:
+        TypeError: Says what it is, and the cure.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}. {cure}")
+
+
+def check_module(name: str, value: Any) -> None:
+    """Raise if an argument is no network.
+
+    Raises:
+        TypeError: Says what it is.
+    """
+    cure = "Build one of nnx_ppo.networks, for instance with make_mlp_actor_critic."
+    check_kind(name, value, StatefulModule, cure)
+
+
 def check_discounts(env: RLEnv, discounting_factor: Any) -> None:
     """Raise if discounts are given for other reward heads than the environment has.
 
@@ -99,13 +119,21 @@ def check_same_variables(source: str, expected: Any, found: Any) -> None:
             )
 
 
+def count_environments(env_states: Any) -> int:
+    """Return how many environments a batched state holds."""
+    # A state read from a file may lack `done`, if its class computes it.
+    done = getattr(env_states, "done", None)
+    leaf = jax.tree.leaves(env_states)[0] if done is None else done
+    return jnp.shape(leaf)[0]
+
+
 def check_number_of_environments(env_states: Any, n_envs: int) -> None:
     """Raise if a training state holds another number of environments than configured.
 
     Raises:
         ValueError: Says both numbers.
     """
-    have = jnp.shape(env_states.done)[0]
+    have = count_environments(env_states)
     if have != n_envs:
         raise ValueError(
             f"The training state holds {have} environments, but n_envs={n_envs}. Set "

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from nnx_ppo.algorithms._functional import functional_copy
-from nnx_ppo.algorithms.checkpointing._nodes import graft
+from nnx_ppo.algorithms.checkpointing.nodes import graft
 from nnx_ppo.algorithms.checks import check_number_of_environments, check_same_variables
 from nnx_ppo.algorithms.counters import as_int, words_of
 from nnx_ppo.algorithms.keys import at_step, purpose_keys
@@ -44,9 +44,15 @@ def resumed(
             None.
 
     Raises:
+        TypeError: The state is another algorithm's.
         ValueError: Something does not fit; names the first leaf, expected and found.
     """
     old: Any = state
+    if not hasattr(state, network_field):
+        raise TypeError(
+            f"initial_state is a {type(state).__name__}, which has no {network_field!r}: a "
+            "TrainingState goes on with train_ppo, a DistillationState with train_distillation."
+        )
     check_number_of_environments(old.env_states, n_envs)
     stored = nnx.state(old.optimizer)
     check_same_variables("initial_state.optimizer", nnx.state(optimizer), stored)
@@ -75,7 +81,8 @@ def restart_environments(
 ) -> State:
     """Return a training state with as many fresh environments as wanted.
 
-    What was learned stays: parameters, statistics, optimiser, step count and key. So a run can go
+    What was learned stays: parameters, statistics, optimiser, step count and key; random streams
+    advance where the network's first carry draws from them. So a run can go
     on with another number of environments, or in another environment of the same observations and
     actions.
 

@@ -117,11 +117,11 @@ def run_training(
                     stopped = callbacks.stop_fn()
             last = stopped or step >= schedule.total_steps
             metrics = {**metrics, **breaks.take(step, previous, learned, last=last)}
+    finally:
+        run.sync()
         wait = getattr(callbacks.checkpoint_fn, "wait", None)
         if wait is not None:
             wait()
-    finally:
-        run.sync()
     return Outcome(run.final_state(), metrics, breaks.history, step, iterations)
 
 

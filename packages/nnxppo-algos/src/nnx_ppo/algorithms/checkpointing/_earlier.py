@@ -4,10 +4,9 @@ import math
 from typing import Any
 
 import jax
-import numpy as np
 
-from nnx_ppo.algorithms.checkpointing._nodes import rebuild
-from nnx_ppo.algorithms.checkpointing._unpickling import JaxArray, StandIn
+from nnx_ppo.algorithms.checkpointing._unpickling import StandIn, numpy_array
+from nnx_ppo.algorithms.checkpointing.nodes import array_of_bytes, rebuild
 
 _STATE_FIELDS = {
     "TrainingState": ("network_states", "env_states", "rng_key", "steps_taken"),
@@ -31,7 +30,7 @@ def in_our_form(metadata: dict[str, Any]) -> dict[str, Any]:
         metadata: What `load_pickle` found.
 
     Raises:
-        KeyError: Something is missing; names it.
+        LookupError: Something is missing.
     """
     kind = "DistillationState" if "student_states" in metadata else "TrainingState"
     keys_field = next(name for name in metadata if name.endswith("rng_key_state"))
@@ -39,22 +38,18 @@ def in_our_form(metadata: dict[str, Any]) -> dict[str, Any]:
         "format": 0,
         "kind": kind,
         "state": {name: _described(metadata[name]) for name in _STATE_FIELDS[kind]},
-        "keys": dict(_flat(_described(metadata[keys_field]))),
-        "step": int(metadata["step"]),
+        "keys": {"networks": list(_flat(_described(metadata[keys_field]))), "optimizer": []},
+        "step": int(rebuild(_described(metadata["step"]))),
         "config": _described(metadata.get("config")),
     }
 
 
 def _described(value: Any) -> Any:
     """Return a value as `describe` would, with descriptions for stand-ins."""
-    if isinstance(value, JaxArray):
-        return value.value
-    if isinstance(value, np.ndarray | np.generic):
-        return {"node": "numpy", "value": value}
     if type(value) in (list, tuple):
         return type(value)(map(_described, value))
     if type(value) is dict:
-        return {"node": "dict", "items": {key: _described(child) for key, child in value.items()}}
+        return {"node": "dict", "items": [(key, _described(child)) for key, child in value.items()]}
     if isinstance(value, StandIn):
         return _described_object(value)
     # A node of a trusted class has been unpickled as itself, with children that have not.
@@ -66,29 +61,37 @@ def _described(value: Any) -> Any:
 
 def _described_object(value: StandIn) -> Any:
     """Return the description of an object."""
+    array = numpy_array(value)
+    if array is not None:
+        return array_of_bytes(array, "numpy")
     name = value.class_path.partition(":")[2]
+    if name == "_reconstruct_array":
+        make, args, state, _ = value.args
+        array = make(*args)
+        array.__setstate__(state)
+        return {**_described_object(array), "node": "array"}
     if name == "PRNGKeyArray":
         implementation = value.state["_impl"].args
         name = next(_KEY_TAGS[tag] for tag in implementation if tag in _KEY_TAGS)
         data = _described(value.state["_base_array"])
         return {"node": "key", "impl": name, "data": data}
-    if name == "State" and value.class_path.startswith("flax"):
-        return _described(value.state["_mapping"])
-    if value.class_path.startswith("flax.nnx"):  # a variable: its value, as flax names it by now
-        return _described(value.state.get("_raw_value", value.state.get("raw_value")))
+    if value.class_path.startswith("flax"):
+        # A state is its mapping; a variable its value, under the name that flax gave it then.
+        names = ("_mapping", "_raw_value", "raw_value")
+        return _described(next(value.state[name] for name in names if name in value.state))
     if value.args and not value.state:  # an enum or a named tuple
         if len(value.args) == 1 and isinstance(value.args[0], int):
             return {"node": "enum", "class": value.class_path, "value": value.args[0]}
         children = {str(i): _described(child) for i, child in enumerate(value.args)}
         return {"node": "object", "class": value.class_path, "children": children}
-    children = {name: _described(child) for name, child in value.state.items()}
+    children = {name: _described(child) for name, child in (value.state or {}).items()}
     return {"node": "object", "class": value.class_path, "children": children}
 
 
 def _flat(node: Any, path: tuple[str, ...] = ()) -> Any:
     """Yield path and value of a described tree of dicts."""
     if isinstance(node, dict) and node.get("node") == "dict":
-        for name, child in node["items"].items():
+        for name, child in node["items"]:
             yield from _flat(child, (*path, str(name)))
     else:
         yield path, node

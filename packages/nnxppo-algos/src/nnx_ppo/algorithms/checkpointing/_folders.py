@@ -2,13 +2,12 @@
 
 import contextlib
 import json
-import math
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 METADATA = "metadata.pkl"
 METRICS = "metrics.json"
@@ -30,9 +29,12 @@ def checkpoints_in(directory: str | Path) -> dict[int, Path]:
     directory = Path(directory)
     if not directory.is_dir():
         return {}
-    _finish_replacements(directory)
-    steps = {int(m[1]): p for p in directory.iterdir() if (m := _STEP.fullmatch(p.name))}
-    return {step: steps[step] for step in sorted(steps) if (steps[step] / METADATA).is_file()}
+    found: dict[int, Path] = {}
+    for path in sorted(directory.iterdir()):  # replaced ones first, and only where nothing follows
+        match = _STEP.fullmatch(path.name.removeprefix(_REPLACED))
+        if match and (path / METADATA).is_file():
+            found[int(match[1])] = path
+    return {step: found[step] for step in sorted(found)}
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
@@ -65,19 +67,28 @@ def best_checkpoint(
 
 
 def ranking(directory: str | Path, metric: str, mode: Literal["max", "min"]) -> list[Path]:
-    """Return the checkpoints that have a metric, the best first and of equals the latest."""
-    values = {path: _metric(path, metric) for path in reversed(checkpoints_in(directory).values())}
-    known = [path for path, value in values.items() if math.isfinite(value)]
-    return sorted(known, key=lambda path: values[path], reverse=mode == "max")
+    """Return the checkpoints that have a metric, the best first and of equals the latest.
+
+    Raises:
+        ValueError: `mode` is neither `"max"` nor `"min"`.
+    """
+    if mode not in ("max", "min"):
+        raise ValueError(f"mode={mode!r} must be 'max' or 'min'.")
+    values: dict[Path, float] = {}
+    for path in reversed(checkpoints_in(directory).values()):
+        value = metrics_of(path).get(metric)
+        if isinstance(value, int | float):
+            values[path] = value
+    return sorted(values, key=lambda path: values[path], reverse=mode == "max")
 
 
-def _metric(checkpoint: Path, metric: str) -> float:
-    """Return a metric that was stored beside a checkpoint, NaN where there is none."""
+def metrics_of(checkpoint: Path) -> dict[str, Any]:
+    """Return the metrics that were stored beside a checkpoint, as far as they can be read."""
     try:
-        value = json.loads((checkpoint / METRICS).read_text()).get(metric)
-    except FileNotFoundError:
-        return math.nan
-    return math.nan if value is None else float(value)
+        found = json.loads((checkpoint / METRICS).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager
@@ -89,49 +100,67 @@ def written_whole(final: Path) -> Iterator[Path]:
     Args:
         final: Where the folder is to be.
     """
+    clear_leftovers(final.parent, final.name)
     writing = final.with_name(f"{_WRITING}{final.name}")
-    shutil.rmtree(writing, ignore_errors=True)  # of a process that was killed
+    replaced = final.with_name(f"{_REPLACED}{final.name}")
     writing.mkdir(parents=True)
     try:
         yield writing
-        _reach_the_disk(writing)
-        replaced = final.with_name(f"{_REPLACED}{final.name}")
+        reach_the_disk(writing)
         if final.exists():
             final.rename(replaced)
-        writing.rename(final)
-        _sync(final.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        try:
+            writing.rename(final)
+        except BaseException:
+            if replaced.exists():
+                replaced.rename(final)
+            raise
     except BaseException:
         shutil.rmtree(writing, ignore_errors=True)
         raise
+    sync(final.parent)
+    if replaced.exists():
+        delete_whole(replaced)
+
+
+def clear_leftovers(directory: Path, name: str = "*") -> None:
+    """Remove what killed processes left behind, and put back what they were about to replace.
+
+    Only who writes to the directory may do so.
+
+    Args:
+        directory: Where to look.
+        name: The folder to look for; all if not given.
+    """
+    for replaced in directory.glob(f"{_REPLACED}{name}"):
+        final = directory / replaced.name.removeprefix(_REPLACED)
+        if final.exists():
+            delete_whole(replaced)
+        else:
+            replaced.rename(final)
+    for prefix in (_WRITING, _DELETED):
+        for path in directory.glob(f"{prefix}{name}"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def delete_whole(folder: Path) -> None:
     """Delete a folder so that nobody sees a part of it."""
-    deleted = folder.with_name(f"{_DELETED}{folder.name}")
+    deleted = folder.with_name(f"{_DELETED}{folder.name.removeprefix(_REPLACED)}")
     shutil.rmtree(deleted, ignore_errors=True)
     folder.rename(deleted)
     shutil.rmtree(deleted, ignore_errors=True)
 
 
-def _finish_replacements(directory: Path) -> None:
-    """Put back a folder whose replacement was cut short between two renames."""
-    for replaced in directory.glob(f"{_REPLACED}*"):
-        final = directory / replaced.name.removeprefix(_REPLACED)
-        if not final.exists():
-            with contextlib.suppress(OSError):  # another process was faster, or may not write here
-                replaced.rename(final)
-
-
-def _reach_the_disk(folder: Path) -> None:
+def reach_the_disk(folder: Path) -> None:
     """Wait until all files of a folder are on the disk."""
     for parent, _, files in os.walk(folder):
         for name in files:
-            _sync(Path(parent, name))
-        _sync(Path(parent))
+            sync(Path(parent, name))
+        sync(Path(parent))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,6 @@ from flax import nnx
 
 from nnx_ppo.algorithms.checkpointing._earlier import IMPLIED, in_our_form
 from nnx_ppo.algorithms.checkpointing._folders import METADATA, checkpoints_in
-from nnx_ppo.algorithms.checkpointing._nodes import rebuild
 from nnx_ppo.algorithms.checkpointing._saving import FORMAT, NETWORK_FIELDS
 from nnx_ppo.algorithms.checkpointing._unpickling import load_pickle
 from nnx_ppo.algorithms.checkpointing._variables import (
@@ -21,6 +20,7 @@ from nnx_ppo.algorithms.checkpointing._variables import (
     split_variables,
     with_variables,
 )
+from nnx_ppo.algorithms.checkpointing.nodes import rebuild
 from nnx_ppo.algorithms.counters import step_words
 
 
@@ -51,40 +51,55 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: There is no checkpoint; says which there are.
-        pickle.UnpicklingError: The file names a class that may not be loaded.
-        ValueError: It does not fit; names the first leaf that differs, expected and found.
-            `networks` and `optimizer` are unchanged.
+        pickle.UnpicklingError: The file names a class that may not be loaded, or is damaged.
+        ValueError: It does not fit; names the first leaf that differs, expected and found. Or it is
+            damaged. `networks` and `optimizer` are unchanged.
     """
     path = Path(path).absolute()
     _check_folder(path)
     trusted = tuple(trusted)
-    try:
-        metadata = load_pickle((path / METADATA).read_bytes(), trusted)
-    except pickle.UnpicklingError as error:
-        raise pickle.UnpicklingError(f"{path / METADATA} cannot be read: {error}") from error
-    if "format" not in metadata:
-        metadata = in_our_form(metadata)
-    if metadata["format"] > FORMAT:
-        raise ValueError(
-            f"{path} has format {metadata['format']}, but this version of nnxppo-algos reads "
-            f"formats up to {FORMAT}; it was written by {metadata.get('versions')}."
-        )
-    keys = rebuild({"node": "dict", "items": metadata["keys"]})
-    updates = [
-        (module, _variables(path / name, module, found, exact=metadata["format"] > 0))
-        for name, module, found in (("networks", networks, keys), ("optimizer", optimizer, {}))
-    ]
-    for module, variables in updates:
-        nnx.update(module, variables)
+    metadata = _read_metadata(path / METADATA, trusted)
+    modules = {"networks": networks, "optimizer": optimizer}
     kind = next(kind for kind in NETWORK_FIELDS if kind.__name__ == metadata["kind"])
     fields = {name: rebuild(value, trusted) for name, value in metadata["state"].items()}
-    fields[NETWORK_FIELDS[kind]] = networks
     fields.setdefault("step_words", step_words(metadata["step"]))
-    return {
-        "training_state": kind(**fields, optimizer=optimizer),
-        "step": metadata["step"],
-        "config": rebuild(metadata["config"]),
+    config = rebuild(metadata["config"])
+    variables = {
+        name: _variables(
+            path / name,
+            module,
+            {tuple(path): rebuild(key) for path, key in metadata["keys"][name]},
+            exact=metadata["format"] > 0,
+        )
+        for name, module in modules.items()
     }
+    for name, module in modules.items():
+        nnx.update(module, variables[name])
+    fields[NETWORK_FIELDS[kind]] = networks
+    state = kind(**fields, optimizer=optimizer)
+    return {"training_state": state, "step": metadata["step"], "config": config}
+
+
+def _read_metadata(file: Path, trusted: tuple[type, ...]) -> dict[str, Any]:
+    """Return the metadata of a checkpoint, those of an earlier implementation in our form."""
+    try:
+        metadata = load_pickle(file.read_bytes(), trusted)
+    except pickle.UnpicklingError as error:
+        raise pickle.UnpicklingError(f"{file} cannot be read: {error}") from error
+    try:
+        if "format" not in metadata:
+            metadata = in_our_form(metadata)
+        if metadata["format"] > FORMAT:
+            raise ValueError(
+                f"{file} has format {metadata['format']}, but this version of nnxppo-algos reads "
+                f"formats up to {FORMAT}; it was written by {metadata.get('versions')}."
+            )
+        missing = {"kind", "state", "keys", "step", "config"} - metadata.keys()
+    except (AttributeError, LookupError, StopIteration, TypeError) as error:
+        raise ValueError(f"{file} is no checkpoint's ({error!r}).") from error
+    if missing:
+        raise ValueError(f"{file} is no checkpoint's: it lacks {', '.join(sorted(missing))}.")
+    return metadata
 
 
 def _variables(

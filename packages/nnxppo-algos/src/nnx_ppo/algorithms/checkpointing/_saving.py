@@ -1,9 +1,11 @@
 """Writing checkpoints."""
 
+import dataclasses
 import json
 import math
 import pickle
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -16,13 +18,15 @@ from nnx_ppo.algorithms.checkpointing._folders import (
     METADATA,
     METRICS,
     checkpoints_in,
+    clear_leftovers,
     delete_whole,
+    metrics_of,
     ranking,
     step_name,
     written_whole,
 )
-from nnx_ppo.algorithms.checkpointing._nodes import describe
 from nnx_ppo.algorithms.checkpointing._variables import split_variables, write_arrays
+from nnx_ppo.algorithms.checkpointing.nodes import describe
 from nnx_ppo.algorithms.config import DistillationTrainConfig, TrainConfig
 from nnx_ppo.algorithms.types import DistillationState, TrainingState
 
@@ -62,14 +66,16 @@ def make_checkpoint_fn(
     """Return a callback that saves each training state to `{directory}/step_{step:010d}`.
 
     A checkpoint is written beside its place and then renamed, so that it is complete or absent.
-    One that is there already is replaced. At most one run may write to a directory at a time.
+    One that is there already is replaced. At most one run may write to a directory at a time; what
+    a killed one left half done is removed.
 
     Args:
         directory: Where to save; made if it is missing.
         config: Stored with each checkpoint.
         keep_last: How many of the latest to keep, or None for all.
         keep_best: How many of the best to keep beside those, or None for no ranking.
-        best_metric: What ranks them; the last value logged before a checkpoint counts.
+        best_metric: What ranks them; the last value logged before a checkpoint counts. As long as
+            no checkpoint has it, all are kept, with a warning.
         best_mode: Whether higher or lower is better.
         asynchronous: Whether to write in the background. The state is copied to the host first;
             an error comes up with the next checkpoint, or at the end of training.
@@ -93,22 +99,22 @@ def make_checkpoint_fn(
             raise ValueError(f"make_checkpoint_fn: {name}={value!r} must be {rule.text}.")
     directory = Path(directory).absolute()  # orbax asks for absolute paths
     directory.mkdir(parents=True, exist_ok=True)
-
-    def discard() -> None:
-        _discard(directory, keep_last, keep_best, best_metric, best_mode)
-
-    return _Checkpoints(directory, config, discard, asynchronous)
+    clear_leftovers(directory)
+    keep = None
+    if keep_last is not None or keep_best is not None:
+        keep = _Keep(directory, keep_last or 1, keep_best, best_metric, best_mode)
+    return _Checkpoints(directory, config, keep, asynchronous)
 
 
 class _Checkpoints:
     """The callback; see `make_checkpoint_fn`."""
 
     def __init__(
-        self, directory: Path, config: Any, discard: Callable[[], None], asynchronous: bool
+        self, directory: Path, config: Any, keep: "_Keep | None", asynchronous: bool
     ) -> None:
         self._directory = directory
         self._config = describe(config, "config")
-        self._discard = discard
+        self._keep = keep
         self._thread = ThreadPoolExecutor(max_workers=1) if asynchronous else None
         self._pending: Future[None] | None = None
         self._metrics: dict[str, float | None] = {}
@@ -124,9 +130,12 @@ class _Checkpoints:
         content = _Content(training_state, step, self._config, dict(self._metrics))
 
         def save() -> None:
-            with written_whole(self._directory / step_name(step)) as folder:
-                content.write(folder)
-            self._discard()
+            final = self._directory / step_name(step)
+            known = metrics_of(final)
+            with written_whole(final) as folder:
+                content.write(folder, known)
+            if self._keep is not None:
+                self._keep.discard_others(final)
 
         if self._thread is None:
             save()
@@ -152,12 +161,12 @@ class _Content:
                 f"A checkpoint holds a TrainingState or a DistillationState, got a "
                 f"{type(state).__name__}."
             )
-        networks, keys = split_variables(getattr(state, field))
-        optimizer, optimizer_keys = split_variables(state.optimizer)
-        if optimizer_keys:
-            path = "/".join(next(iter(optimizer_keys)))
-            raise TypeError(f"optimizer/{path} is a random key, which only networks may have.")
-        self._arrays = jax.device_get({"networks": networks, "optimizer": optimizer})
+        modules = {"networks": getattr(state, field), "optimizer": state.optimizer}
+        arrays, keys = {}, {}
+        for name, module in modules.items():
+            arrays[name], found = split_variables(module)
+            keys[name] = [(path, describe(key, "/".join(path))) for path, key in found.items()]
+        self._arrays = jax.device_get(arrays)
         self._metrics = {**metrics, "step": step}
         fields = set(type(state).__dataclass_fields__) - {field, "optimizer"}
         metadata = {
@@ -165,34 +174,50 @@ class _Content:
             "versions": installed_versions(),
             "kind": type(state).__name__,
             "state": {name: describe(getattr(state, name), name) for name in sorted(fields)},
-            "keys": {path: describe(key, "/".join(path)) for path, key in keys.items()},
+            "keys": keys,
             "step": step,
             "config": config,
         }
         self._metadata = pickle.dumps(metadata)
 
-    def write(self, folder: Path) -> None:
-        """Write to an empty folder."""
+    def write(self, folder: Path, known: Mapping[str, Any]) -> None:
+        """Write to an empty folder; metrics that were not observed are as `known`."""
         for name, arrays in self._arrays.items():
             write_arrays(folder / name, arrays)
         (folder / METADATA).write_bytes(self._metadata)
-        (folder / METRICS).write_text(json.dumps(self._metrics, indent=1))
+        (folder / METRICS).write_text(json.dumps({**known, **self._metrics}, indent=1))
 
 
-def _discard(
-    directory: Path,
-    keep_last: int | None,
-    keep_best: int | None,
-    best_metric: str,
-    best_mode: Literal["max", "min"],
-) -> None:
-    """Delete the checkpoints that are not to be kept; never the latest."""
-    if keep_last is None and keep_best is None:
-        return
-    everything = list(checkpoints_in(directory).values())
-    kept = set(everything[-(keep_last or 1) :])
-    if keep_best is not None:
-        kept.update(ranking(directory, best_metric, best_mode)[:keep_best])
-    for path in everything:
-        if path not in kept:
-            delete_whole(path)
+@dataclasses.dataclass(frozen=True)
+class _Keep:
+    """Which checkpoints are kept; fields as in `make_checkpoint_fn`."""
+
+    directory: Path
+    last: int
+    best: int | None
+    metric: str
+    mode: Literal["max", "min"]
+
+    def discard_others(self, written: Path) -> None:
+        """Delete the checkpoints that are not to be kept; never the one just written."""
+        everything = list(checkpoints_in(self.directory).values())
+        if everything[-1] != written:
+            warnings.warn(
+                f"{self.directory} holds {everything[-1].name}, above {written.name} that was just "
+                "saved, and it counts as the latest. Give each run a directory of its own.",
+                stacklevel=2,
+            )
+        kept = {written, *everything[-self.last :]}
+        if self.best is not None:
+            ranked = ranking(self.directory, self.metric, self.mode)
+            if not ranked and len(everything) > len(kept):
+                warnings.warn(
+                    f"keep_best={self.best}, but no checkpoint in {self.directory} has the metric "
+                    f"{self.metric!r} yet, so all are kept. Is it logged, and spelled so?",
+                    stacklevel=2,
+                )
+                return
+            kept.update(ranked[: self.best])
+        for path in everything:
+            if path not in kept:
+                delete_whole(path)

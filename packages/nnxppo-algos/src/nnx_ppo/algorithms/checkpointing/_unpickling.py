@@ -1,29 +1,24 @@
 """Reading `metadata.pkl` without running code.
 
-Our own files hold builtin containers and NumPy arrays only. Files that earlier implementations of
-this API wrote are pickles of objects; the names that occur in them are listed here. Each stands for
-a class that records what the file says of its instances and does nothing. Others are refused.
+Our own files name nothing: they hold builtin containers, numbers, strings and bytes. Files that
+earlier implementations of this API wrote are pickles of objects; the names that occur in them are
+listed here. Each stands for a class that records what the file says of its instances and does
+nothing, NumPy's among them. Others are refused.
 """
 
 import io
 import pickle
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-# What NumPy's own arrays and scalars are pickled with, under NumPy 2 and 1.
-_NUMPY = {
-    *((module, name) for module in ("numpy._core.multiarray", "numpy.core.multiarray")
-      for name in ("_reconstruct", "scalar")),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-}  # fmt: skip
-
 _KEY_FUNCTIONS = ("seed", "split", "random_bits", "fold_in")
 _EARLIER: dict[str, tuple[str, ...]] = {
+    "numpy": ("ndarray", "dtype"),
+    "numpy._core.multiarray": ("_reconstruct", "scalar"),
+    "numpy.core.multiarray": ("_reconstruct", "scalar"),
     "jax._src.array": ("_reconstruct_array",),
     "jax._src.random.prng": ("PRNGImpl", "PRNGKeyArray"),
     "jax._src.prng": (
@@ -58,33 +53,32 @@ _EARLIER: dict[str, tuple[str, ...]] = {
     ),
     "nnx_ppo.algorithms.types": ("DistillationState", "LoggingLevel", "TrainingState"),
     "nnx_ppo.networks.types": ("PPONetworkOutput", "StatefulModuleOutput"),
-}  # fmt: skip
+}
+# Types whose bytes are numbers and nothing else.
+_NUMBERS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16)")
 
 
 class StandIn:
     """What a file says of an object of a listed class: how it was made, and its state."""
 
     class_path: str
+    args: tuple[Any, ...]
+    state: Any
 
     def __new__(cls, *args: Any) -> "StandIn":
         made = object.__new__(cls)
-        made.args = args
-        made.state = {}
+        made.args, made.state = args, None
         return made
-
-    args: tuple[Any, ...]
-    state: dict[str, Any]
 
     def __init__(self, *args: Any) -> None:
         """Arguments are kept by `__new__`."""
 
     def __setstate__(self, state: Any) -> None:
-        parts = state if isinstance(state, tuple) else (state,)  # (__dict__, slots) or one
-        self.state = {name: value for part in parts for name, value in (part or {}).items()}
+        self.state = state
 
 
 def load_pickle(content: bytes, trusted: Iterable[type] = ()) -> Any:
-    """Return what a pickle holds: builtins, NumPy arrays, and a `StandIn` for each listed class.
+    """Return what a pickle holds: builtins, and a `StandIn` for each object of a listed class.
 
     Args:
         content: The pickle.
@@ -99,10 +93,6 @@ def load_pickle(content: bytes, trusted: Iterable[type] = ()) -> Any:
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) in allowed:
                 return allowed[module, name]
-            if (module, name) in _NUMPY:
-                return super().find_class(module, name)
-            if (module, name) == ("jax._src.array", "_reconstruct_array"):
-                return _array
             if name in _EARLIER.get(module, ()):
                 return type(name, (StandIn,), {"class_path": f"{module}:{name}"})
             raise pickle.UnpicklingError(
@@ -118,15 +108,27 @@ def load_pickle(content: bytes, trusted: Iterable[type] = ()) -> Any:
         raise pickle.UnpicklingError(f"it is no whole pickle ({error!r})") from error
 
 
-def _array(make: Callable[..., np.ndarray], args: tuple[Any, ...], state: Any, aval: Any) -> Any:
-    """Return a pickled JAX array; `make` has come through `find_class`."""
-    array = make(*args)
-    array.__setstate__(state)
-    return JaxArray(array)
+def numpy_array(value: StandIn) -> np.ndarray | None:
+    """Return the array or the scalar that a stand-in for one of NumPy's describes, None for others.
+
+    Raises:
+        pickle.UnpicklingError: It holds anything but numbers.
+    """
+    name = value.class_path.partition(":")[2]
+    if name == "_reconstruct":
+        _, shape, dtype, by_columns, content = value.state
+        order = "F" if by_columns else "C"
+        return np.frombuffer(content, _dtype(dtype)).reshape(shape, order=order)
+    if name == "scalar":
+        dtype, content = value.args
+        return np.frombuffer(content, _dtype(dtype)).reshape(())
+    return None
 
 
-class JaxArray:
-    """Tells an array that was a JAX array from one that was NumPy's."""
-
-    def __init__(self, value: np.ndarray) -> None:
-        self.value = value
+def _dtype(value: StandIn) -> np.dtype:
+    """Return a type of numbers."""
+    name = value.args[0]
+    order = value.state[1] if value.state else "="
+    if not isinstance(name, str) or not _NUMBERS.fullmatch(name):
+        raise pickle.UnpicklingError(f"it holds an array of {name!r}, which are no numbers")
+    return np.dtype(name).newbyteorder(order)

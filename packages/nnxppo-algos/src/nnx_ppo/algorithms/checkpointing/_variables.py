@@ -11,16 +11,32 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
+from nnx_ppo.algorithms.checkpointing.nodes import summary
+
 VariablePath = tuple[str, ...]
-"""Where a variable is: the attributes, names and positions that lead to it."""
+"""Where a variable is: the attributes, names and positions that lead to it, and into its value."""
 
 
 def split_variables(module: nnx.Pytree) -> tuple[dict[VariablePath, Any], dict[VariablePath, Any]]:
-    """Return a module's variables by path: arrays, and random keys apart."""
-    arrays, keys = {}, {}
+    """Return a module's variables by path: arrays, and random keys apart.
+
+    Raises:
+        TypeError: Two of them have the same path, or one is no array.
+    """
+    arrays: dict[VariablePath, Any] = {}
+    keys: dict[VariablePath, Any] = {}
     for path, leaf in _with_paths(nnx.state(module)):
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        (keys if is_key else arrays)[path] = leaf
+        if path in arrays or path in keys:
+            raise TypeError(f"Two variables are called {'/'.join(path)}; rename one.")
+        try:
+            array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+        except TypeError as error:
+            raise TypeError(
+                f"The variable {'/'.join(path)} holds a {type(leaf).__name__}, which a checkpoint "
+                "cannot hold; make it an array, or a static attribute."
+            ) from error
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        (keys if is_key else arrays)[path] = array
     return arrays, keys
 
 
@@ -42,20 +58,27 @@ def write_arrays(folder: Path, arrays: Mapping[VariablePath, Any]) -> None:
 
 
 def read_arrays(folder: Path) -> dict[VariablePath, np.ndarray]:
-    """Return the arrays of a folder by path, their names as `write_arrays` spelled them."""
-    if not any(folder.iterdir()):
-        return {}
-    with ocp.PyTreeCheckpointer() as reader:
-        tree = reader.metadata(folder).item_metadata.tree
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        args = ocp.args.PyTreeRestore(restore_args=as_numpy)
-        return dict(_with_paths(reader.restore(folder, args=args)))
+    """Return the arrays of a folder by path, their names as `write_arrays` spelled them.
+
+    Raises:
+        ValueError: The folder is damaged.
+    """
+    try:
+        if not any(folder.iterdir()):
+            return {}
+        with ocp.PyTreeCheckpointer() as reader:
+            tree: Any = reader.metadata(folder).item_metadata.tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            args = ocp.args.PyTreeRestore(restore_args=as_numpy)
+            return dict(_with_paths(reader.restore(folder, args=args)))
+    except Exception as error:  # orbax and tensorstore have many of their own
+        raise ValueError(f"{folder} is damaged and cannot be read: {error}") from error
 
 
 def with_variables(
     module: nnx.Pytree, arrays: Mapping[VariablePath, Any], keys: Mapping[VariablePath, Any]
 ) -> Any:
-    """Return a module's state with the values that `checked` returned."""
+    """Return a module's state with the values that `checked` or `matched_by_role` returned."""
     state = nnx.state(module)
     values = {**arrays, **keys}
     leaves = [jnp.asarray(values[path]) for path, _ in _with_paths(state)]
@@ -79,17 +102,13 @@ def checked(
     chosen = {}
     for name in sorted(spelled.keys() | found.keys()):
         path = spelled.get(name)
-        have = found.get(name)
-        if path is not None and have is None and 0 in wanted[path].shape:
-            chosen[path] = wanted[path]
-            continue
-        expected = "nothing" if path is None else _summary(wanted[path])
-        if expected != _summary(have):
-            raise ValueError(
-                f"{where} does not fit: expected {expected} at {'/'.join(name)}, found "
-                f"{_summary(have)}. Build the network with the settings that it was saved with."
-            )
-        chosen[path] = have
+        want, have = None if path is None else wanted[path], found.get(name)
+        if have is None and 0 in getattr(want, "shape", ()):
+            have = want  # empty arrays are not in the file
+        if summary(want) != summary(have):
+            raise _misfit(where, name, summary(want), summary(have))
+        if path is not None:
+            chosen[path] = have
     return chosen
 
 
@@ -132,27 +151,31 @@ def matched_by_role(
         elif not best and template.shape == ():
             chosen[path] = implied.get(path[-1], template)
         else:
-            raise ValueError(
-                f"{where} does not fit: expected {_summary(template)} at {'/'.join(path)}, found "
-                f"{' or '.join('/'.join(other) for other in best) or 'nothing'}."
-            )
-    if left:
-        path, array = next(iter(left.items()))
-        raise ValueError(
-            f"{where} does not fit: expected nothing at {'/'.join(path)}, found {_summary(array)}."
-        )
+            candidates = " or ".join("/".join(other) for other in best)
+            raise _misfit(where, path, summary(template), candidates or "nothing")
+    for path, array in left.items():
+        raise _misfit(where, path, "nothing", summary(array))
     return {path: _as(wanted[path], array, where, path) for path, array in chosen.items()}
+
+
+def as_in_file(path: VariablePath) -> VariablePath:
+    """Return a path with its names as they are spelled in a file."""
+    return tuple(map(_file_name, path))
 
 
 def _as(template: Any, array: Any, where: str, path: VariablePath) -> Any:
     """Return an array with the dtype of its template, whose shape it must have."""
     array = jnp.asarray(array)
     if array.shape != template.shape:
-        raise ValueError(
-            f"{where} does not fit: expected {_summary(template)} at {'/'.join(path)}, found "
-            f"{_summary(array)}."
-        )
+        raise _misfit(where, path, summary(template), summary(array))
     return array if array.dtype == template.dtype else jnp.asarray(array, template.dtype)
+
+
+def _misfit(where: str, path: VariablePath, expected: str, found: str) -> ValueError:
+    return ValueError(
+        f"{where} does not fit: expected {expected} at {'/'.join(path)}, found {found}. Build "
+        "network and optimiser with the settings that they were saved with."
+    )
 
 
 def _shared(path: VariablePath, other: VariablePath) -> int:
@@ -168,25 +191,20 @@ def _shared(path: VariablePath, other: VariablePath) -> int:
 
 
 def _with_paths(tree: Any) -> list[tuple[VariablePath, Any]]:
-    """Return the leaves of a module's state, or of one read from a file, by path."""
+    """Return the leaves of a module's state, or of one read from a file, by path, in JAX's order.
+
+    The path leads to the variable and, where its value is a tree, on into it.
+    """
     named = []
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        names = [jax.tree_util.keystr((key,), simple=True) for key in path]
-        if isinstance(path[-1], jax.tree_util.GetAttrKey):  # the value of a variable
-            names.pop()
-        named.append((tuple(names), leaf))
+    variables = jax.tree.leaves_with_path(tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    for path, variable in variables:
+        value = variable.get_value() if isinstance(variable, nnx.Variable) else variable
+        for inner, leaf in jax.tree.leaves_with_path(value):
+            names = (jax.tree_util.keystr((key,), simple=True) for key in (*path, *inner))
+            named.append((tuple(names), leaf))
     return named
-
-
-def as_in_file(path: VariablePath) -> VariablePath:
-    """Return a path with its names as they are spelled in a file."""
-    return tuple(map(_file_name, path))
 
 
 def _file_name(name: str) -> str:
     """Return a name that orbax can tell from others: it joins those of nested arrays with dots."""
     return quote(name, safe=" ").replace(".", "%2E")
-
-
-def _summary(array: Any) -> str:
-    return "nothing" if array is None else f"{array.dtype}{list(array.shape)}"

@@ -15,6 +15,7 @@ from nnx_ppo.algorithms.checkpointing import (
     load_checkpoint,
     make_checkpoint_fn,
 )
+from nnx_ppo.algorithms.checks import count_environments
 from nnx_ppo.algorithms.cli.acting import make_run_optimizer
 from nnx_ppo.algorithms.cli.environments import literals
 from nnx_ppo.algorithms.cli.progress import ProgressDisplay, evaluation_text
@@ -66,7 +67,7 @@ def find_start(
         return Start(None, 0)
     loaded = load_checkpoint(path, networks, make_run_optimizer(settings, networks))
     state, step = loaded["training_state"], loaded["step"]
-    have, want = state.env_states.done.shape[0], settings.learning.n_envs
+    have, want = count_environments(state.env_states), settings.learning.n_envs
     if have != want:
         console.print(
             f"{want} fresh environments take the place of the {have} that {path} holds",

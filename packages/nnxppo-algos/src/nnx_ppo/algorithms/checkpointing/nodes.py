@@ -1,4 +1,4 @@
-"""Pytrees as plain data: builtin containers, NumPy arrays and descriptions of nodes.
+"""Pytrees as plain data: builtin containers, bytes and descriptions of nodes.
 
 A description names a node's class and holds its children by name. Reading one runs no code of that
 class: classes of the libraries we build on are rebuilt field by field, any other node stays a
@@ -7,7 +7,7 @@ class: classes of the libraries we build on are rebuilt field by field, any othe
 
 import dataclasses
 import enum
-import importlib
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -26,28 +26,30 @@ _TAG = "node"
 
 @jax.tree_util.register_pytree_with_keys_class
 class PlainNode:
-    """A pytree node of a class that is not at hand: its children by name.
+    """A pytree node of a class that is not at hand: its children are its attributes.
 
-    Children are attributes, too.
-
-    Attributes:
+    Args:
         class_path: `module:qualname` of the class.
         children: The children by name.
     """
 
     def __init__(self, class_path: str, children: dict[str, Any]) -> None:
-        self.class_path = class_path
-        self.children = children
+        self._class_path = class_path
+        self._children = children
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.__dict__.get("children", ()):
-            return self.children[name]
-        raise AttributeError(f"{self.__dict__.get('class_path')} has no child {name!r}")
+        children = self.__dict__.get("_children", {})
+        if name in children:
+            return children[name]
+        raise AttributeError(f"{self.__dict__.get('_class_path')} has no child {name!r}")
+
+    def __repr__(self) -> str:
+        return f"PlainNode({self._class_path!r}, {self._children!r})"
 
     def tree_flatten_with_keys(self) -> tuple[list[Any], Any]:
         """Flatten as JAX asks."""
-        keys = [(jax.tree_util.GetAttrKey(name), child) for name, child in self.children.items()]
-        return keys, (self.class_path, tuple(self.children))
+        keys = [(jax.tree_util.GetAttrKey(name), child) for name, child in self._children.items()]
+        return keys, (self._class_path, tuple(self._children))
 
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Iterable[Any]) -> "PlainNode":
@@ -57,27 +59,31 @@ class PlainNode:
 
 
 def describe(tree: Any, where: str) -> Any:
-    """Return a pytree as builtin containers, NumPy arrays and descriptions of its other nodes.
+    """Return a pytree as builtin containers, bytes and descriptions of its other nodes.
 
     Args:
         tree: Any pytree; its leaves are arrays, keys, numbers, strings or enums.
         where: Its name, for messages.
 
     Raises:
-        TypeError: Names a leaf that is nothing of that.
+        TypeError: Names a leaf that is nothing of that, or a node whose children have equal names.
     """
     if type(tree) in _PLAIN:
         return tree
     if isinstance(tree, jax.Array | np.ndarray | np.generic):
         return _describe_array(tree)
     if isinstance(tree, enum.Enum):
-        return {_TAG: "enum", "class": _path_of(type(tree)), "value": tree.value}
+        value = describe(tree.value, f"{where}.value")
+        return {_TAG: "enum", "class": _path_of(type(tree)), "value": value}
     if type(tree) in (list, tuple):
         return type(tree)(describe(child, f"{where}[{i}]") for i, child in enumerate(tree))
     if type(tree) is dict:
-        items = {key: describe(child, f"{where}[{key!r}]") for key, child in tree.items()}
+        items = [
+            (describe(key, f"a key of {where}"), describe(child, f"{where}[{key!r}]"))
+            for key, child in tree.items()
+        ]
         return {_TAG: "dict", "items": items}
-    children, _ = one_level(tree)
+    children, _ = one_level(tree, where)
     if children is None and not dataclasses.is_dataclass(tree):
         raise TypeError(
             f"{where} is a {type(tree).__module__}.{type(tree).__qualname__}, which a checkpoint "
@@ -97,18 +103,19 @@ def describe(tree: Any, where: str) -> Any:
 def rebuild(data: Any, trusted: Iterable[type] = ()) -> Any:
     """Return the pytree that `describe` described.
 
-    Nodes of classes that are neither known nor trusted become `PlainNode`. Configurations are made
-    by their constructor, which checks them.
+    Nodes of classes that are neither known nor trusted, or that no module holds that is imported,
+    become `PlainNode`. Configurations are made by their constructor, which checks them.
 
     Args:
         data: What `describe` returned.
         trusted: Classes that may be rebuilt beside the known ones.
+
+    Raises:
+        ValueError: An array has a type that JAX does not make under its present settings.
     """
     trust = {_path_of(cls): cls for cls in trusted}
 
     def walk(data: Any) -> Any:
-        if isinstance(data, np.ndarray):
-            return jnp.asarray(data)
         if isinstance(data, list | tuple):
             return type(data)(walk(child) for child in data)
         if isinstance(data, dict):
@@ -116,25 +123,23 @@ def rebuild(data: Any, trusted: Iterable[type] = ()) -> Any:
         return data
 
     def enum_member(data: dict[str, Any]) -> Any:
-        cls = _class_at(data["class"], trust)
-        if cls is None or not issubclass(cls, enum.Enum):
-            return data["value"]
-        return cls(data["value"])
+        cls, value = _class_at(data["class"], trust), walk(data["value"])
+        return value if cls is None or not issubclass(cls, enum.Enum) else cls(value)
 
     def node(data: dict[str, Any]) -> Any:
         children = {name: walk(child) for name, child in data["children"].items()}
-        fields = {**children, **{k: walk(v) for k, v in data.get("static", {}).items()}}
+        static = {name: walk(value) for name, value in data.get("static", {}).items()}
         cls = _class_at(data["class"], trust)
         if cls is not None and cls.__module__ == _CONFIGS:
-            return _make_config(cls, fields)
-        made = None if cls is None else _make_node(cls, fields)
-        return PlainNode(data["class"], children) if made is None else made
+            return _make_config(cls, {**children, **static})
+        made = None if cls is None else _make_node(cls, {**children, **static})
+        return PlainNode(data["class"], children or static) if made is None else made
 
     make: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "dict": lambda data: {key: walk(child) for key, child in data["items"].items()},
-        "key": lambda data: jax.random.wrap_key_data(jnp.asarray(data["data"]), impl=data["impl"]),
-        "bits": _array_of_bits,
-        "numpy": lambda data: data["value"],
+        "dict": lambda data: {walk(key): walk(child) for key, child in data["items"]},
+        "key": lambda data: jax.random.wrap_key_data(_jax_array(data["data"]), impl=data["impl"]),
+        "array": _jax_array,
+        "numpy": lambda data: _numpy_array(data).copy(),
         "left out": lambda data: _LeftOut(data["what"]),
         "enum": enum_member,
         "object": node,
@@ -154,32 +159,52 @@ def graft(template: PyTree, data: PyTree, where: str) -> Any:
     Raises:
         ValueError: Names the first leaf that differs, expected and found.
     """
-    names, rebuild_level = one_level(template)
+    names, rebuild_level = one_level(template, where)
     if names is None:
-        _check_leaf(template, data, where)
+        if summary(template) != summary(data):
+            raise ValueError(
+                f"{where} does not fit: expected {summary(template)}, found {summary(data)}."
+            )
         return data
     if not names:
         return template
-    found, _ = one_level(data)
+    found, _ = one_level(data, where)
     children = []
     for name, child in names.items():
         if found is None or name not in found:
             raise ValueError(
-                f"{where} does not fit: expected a child {name!r} with {_summary(child)}, found "
-                f"{'only ' + ', '.join(found) if found else _summary(data)}."
+                f"{where} does not fit: expected a child {name!r} with {summary(child)}, found "
+                f"{'only ' + ', '.join(found) if found else summary(data)}."
             )
         children.append(graft(child, found[name], f"{where}.{name}"))
     return rebuild_level(children)
 
 
-def one_level(tree: Any) -> tuple[dict[str, Any] | None, Callable[[list[Any]], Any]]:
-    """Return a node's children by name, None for a leaf, and what makes a node of others."""
+def one_level(tree: Any, where: str) -> tuple[dict[str, Any] | None, Callable[[list[Any]], Any]]:
+    """Return a node's children by name, None for a leaf, and what makes a node of others.
+
+    Raises:
+        TypeError: Two children have the same name.
+    """
     leaves, treedef = jax.tree.flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     if len(leaves) == 1 and leaves[0][0] == ():
         return None, lambda children: children[0]
-    names = [jax.tree_util.keystr(path[:1], simple=True) for path, _ in leaves]
-    children = dict(zip(names, (child for _, child in leaves), strict=True))
+    children: dict[str, Any] = {}
+    for path, child in leaves:
+        name = jax.tree_util.keystr(path[:1], simple=True)
+        if name in children:
+            raise TypeError(f"{where} has two children that are called {name!r}.")
+        children[name] = child
     return children, lambda children: jax.tree.unflatten(treedef, children)
+
+
+def summary(leaf: Any) -> str:
+    """Return a leaf's dtype and shape, or the class of what is no array."""
+    if leaf is None:
+        return "nothing"
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    return f"a {type(leaf).__name__}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,8 +216,8 @@ class _LeftOut:
 
 def _make_node(cls: type, fields: dict[str, Any]) -> Any:
     """Return a dataclass or named tuple with the given fields, None if it has others."""
-    if issubclass(cls, tuple) and getattr(cls, "_fields", None) == tuple(fields):
-        return cls(*fields.values())
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, fields.values()) if _fields_of(cls) == tuple(fields) else None
     if not dataclasses.is_dataclass(cls) or {f.name for f in dataclasses.fields(cls)} != {*fields}:
         return None
     if any(isinstance(value, _LeftOut) for value in fields.values()):
@@ -203,8 +228,13 @@ def _make_node(cls: type, fields: dict[str, Any]) -> Any:
     return node
 
 
+def _fields_of(cls: type) -> tuple[str, ...] | None:
+    """Return the fields of a named tuple."""
+    return getattr(cls, "_fields", None)
+
+
 def _make_config(cls: Any, fields: dict[str, Any]) -> Any:
-    """Return a configuration; fields that it lacks or that are left out come with a warning."""
+    """Return a configuration; what it cannot take is left out with a warning."""
     known = {field.name for field in dataclasses.fields(cls)}
     for name, value in fields.items():
         if name not in known:
@@ -215,31 +245,47 @@ def _make_config(cls: Any, fields: dict[str, Any]) -> Any:
             continue
         warnings.warn(f"The stored {cls.__name__}.{name} is left out: {why}.", stacklevel=2)
     kept = {n: v for n, v in fields.items() if n in known and not isinstance(v, _LeftOut)}
-    return cls(**kept)
-
-
-def _array_of_bits(data: dict[str, Any]) -> jax.Array:
-    """Return an array of a type that NumPy does not know."""
-    bits = np.frombuffer(data["bytes"], jnp.dtype(data["dtype"]))
-    return jnp.asarray(bits.reshape(data["shape"]))
+    try:
+        return cls(**kept)
+    except (TypeError, ValueError) as error:
+        warnings.warn(f"The stored {cls.__name__} is left out: {error}", stacklevel=2)
+        return None
 
 
 def _describe_array(array: Any) -> Any:
-    """Return an array as a NumPy array, or as bytes where NumPy has no such type of its own."""
+    """Return the bytes of an array, with what they mean."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        data = np.asarray(jax.random.key_data(array))
+        data = _describe_array(jax.random.key_data(array))
         return {_TAG: "key", "impl": str(jax.random.key_impl(array)), "data": data}
-    if not isinstance(array, jax.Array):
-        return {_TAG: "numpy", "value": array}
-    array = np.asarray(array)
-    if array.dtype.isbuiltin == 1:
-        return array
-    return {
-        _TAG: "bits",
-        "dtype": array.dtype.name,
-        "shape": array.shape,
-        "bytes": array.tobytes(),
-    }
+    kind = "array" if isinstance(array, jax.Array) else "numpy"
+    return array_of_bytes(np.asarray(array), kind)
+
+
+def array_of_bytes(array: np.ndarray, kind: str) -> dict[str, Any]:
+    """Return the description of an array: of `kind` `"array"` if JAX's, `"numpy"` if NumPy's."""
+    if array.dtype.hasobject:
+        raise TypeError(f"An array of {array.dtype} holds Python objects, not numbers.")
+    name = array.dtype.str  # which says nothing of types that NumPy does not have itself
+    name = name if np.dtype(name) == array.dtype else array.dtype.name
+    return {_TAG: kind, "dtype": name, "shape": array.shape, "bytes": array.tobytes()}
+
+
+def _numpy_array(data: dict[str, Any]) -> np.ndarray:
+    dtype = jnp.dtype(data["dtype"])
+    if dtype.hasobject:
+        raise ValueError(f"An array of {dtype} would hold Python objects.")
+    return np.frombuffer(data["bytes"], dtype).reshape(data["shape"])
+
+
+def _jax_array(data: dict[str, Any]) -> jax.Array:
+    stored = _numpy_array(data)
+    array = jnp.asarray(stored)
+    if array.dtype != stored.dtype:
+        raise ValueError(
+            f"The file holds an array of {stored.dtype}, which JAX would make {array.dtype}; set "
+            "jax_enable_x64 as it was when the file was written."
+        )
+    return array
 
 
 def _describe_static(node: Any, children: dict[str, Any], where: str) -> dict[str, Any]:
@@ -256,35 +302,19 @@ def _describe_static(node: Any, children: dict[str, Any], where: str) -> dict[st
     return static
 
 
-def _check_leaf(template: Any, leaf: Any, where: str) -> None:
-    """Raise unless a leaf has the shape and dtype of its template."""
-    want, have = _summary(template), _summary(leaf)
-    if want != have:
-        raise ValueError(f"{where} does not fit: expected {want}, found {have}.")
-
-
-def _summary(leaf: Any) -> str:
-    """Return a leaf's dtype and shape, or the class of what is no array."""
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return f"{leaf.dtype}{list(leaf.shape)}"
-    return f"a {type(leaf).__name__}"
-
-
 def _path_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _class_at(path: str, trusted: dict[str, type]) -> Any:
-    """Return a trusted class, or a known one; None for others and for those that are gone."""
+def _class_at(path: str, trusted: dict[str, type]) -> type | None:
+    """Return a trusted class, or a known one of an imported module; None for all others."""
     if path in trusted:
         return trusted[path]
     module, _, names = path.partition(":")
     if module.split(".")[0] not in _KNOWN:
         return None
-    try:
-        found = importlib.import_module(module)
-        for name in names.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError):
-        return None
-    return found if isinstance(found, type) else None
+    found: Any = sys.modules.get(module)
+    for name in names.split("."):
+        found = getattr(found, name, None)
+    # A module also holds names of others, which the path does not vouch for.
+    return found if isinstance(found, type) and _path_of(found) == path else None
