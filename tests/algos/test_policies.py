@@ -21,8 +21,12 @@ from nnx_ppo.algorithms._functional import strongly_typed
 from nnx_ppo.algorithms.config import EvalConfig, PPOConfig
 from nnx_ppo.algorithms.policies import Policy, load_policy, save_policy
 from nnx_ppo.algorithms.policies._describe import describe
+from nnx_ppo.algorithms.policies._files import read_arrays
+from nnx_ppo.algorithms.policies._functions import _NAMES as NAMES
+from nnx_ppo.algorithms.policies._functions import functions
 from nnx_ppo.algorithms.policies._names import Classes, name_of_class
 from nnx_ppo.algorithms.policies._rebuild import rebuild
+from nnx_ppo.algorithms.policies.policy import check_observation, converted
 from nnx_ppo.core import StatefulModule, StatefulModuleOutput
 from nnx_ppo.core.testing import RememberCue, TwoHands
 from nnx_ppo.core.testing.blocks import NetworkPlan
@@ -234,6 +238,40 @@ def test_a_class_of_the_script_is_found_in_its_module(tmp_path, monkeypatch):
     same_networks(load_policy(tmp_path, trusted=[Doubled]).networks, network)
 
 
+def test_a_trusted_class_does_not_replace_a_shipped_one_of_its_name(tmp_path):
+    own: Any = type("Dense", (Doubled,), {"__module__": "__main__"})
+    save_policy(tmp_path, Sequential([Dense(2, 3, nnx.Rngs(0)), own()]))
+    loaded: Any = load_policy(tmp_path, trusted=[own]).networks
+    assert [type(layer) for layer in loaded.layers] == [Dense, own]
+    # In another process the script is a module, of which several may have such a class.
+    homes = [type("Dense", (Doubled,), {"__module__": name}) for name in ("one", "two")]
+    loaded = load_policy(tmp_path, trusted=homes[:1]).networks
+    assert [type(layer) for layer in loaded.layers] == [Dense, homes[0]]
+    with pytest.raises(ValueError, match=r"may be each of .*one\.Dense.*trust only one Dense"):
+        load_policy(tmp_path, trusted=homes)
+
+
+def test_metadata_of_variables_come_back_whatever_their_value():
+    variables = [
+        nnx.Param(jnp.asarray(1.0), limit=1.0), nnx.Variable(jnp.ones(2), scale=2.0, frozen=True),
+        nnx.Variable(jnp.ones(2), on_get_value=None, scale=np.arange(2.0)),
+    ]  # fmt: skip
+    for variable in variables:
+        own, loaded = variable.get_metadata(), there_and_back(variable).get_metadata()
+        assert own.keys() == loaded.keys()
+        for name, value in own.items():
+            np.testing.assert_array_equal(value, loaded[name])
+
+
+def test_the_functions_of_a_policy_exist():
+    """A name with a slip in it would forbid a function silently."""
+    found = functions()
+    assert found["jax.numpy.tanh"] is jnp.tanh
+    listed = [f"{home.__name__}.{name}" for home, names in NAMES.items() for name in names.split()]
+    missing = {*listed} - found.keys()
+    assert all(name.startswith("flax.nnx.") for name in missing)  # which has fewer activations
+
+
 def edit(path, change):
     file = path / "policy.json"
     record = json.loads(file.read_text())
@@ -246,15 +284,28 @@ def edit(path, change):
     [
         ({"module": "os.system", "attributes": {}}, "the class os.system is not trusted"),
         ({"module": "this.s", "attributes": {}}, "the class this.s is not trusted"),
-        ({"module": "flax.nnx.graphlib.np.ndarray", "attributes": {}}, "is not there"),
-        ({"module": "jax.Array", "attributes": {}}, "the class jax.Array is not of the kind"),
-        ({"class": "jax.numpy.np.lib.npyio.DataSource"}, "is not there"),
+        ({"module": "flax.nnx.graphlib.np.ndarray", "attributes": {}}, "is not trusted"),
+        ({"module": "nnx_ppo.core.nnx.Linear", "attributes": {}}, "is not there"),
+        ({"module": "nnx_ppo.networks.testing.this.C", "attributes": {}}, "is not there"),
+        ({"module": "jax.lax.Precision", "attributes": {}}, "is not of the kind"),
+        ({"class": "jax.numpy.np.lib.npyio.DataSource"}, "is not trusted"),
+        ({"class": "nnx_ppo.algorithms.loggers.json_lines.JsonLinesLogger"}, "is not trusted"),
+        ({"class": "optax.GradientTransformation"}, "is not trusted"),
+        ({"class": "flax.nnx.Linear"}, "is not of the kind"),
+        ({"module": "nnx_ppo.networks.Scale", "attributes": {"__array_interface__": None}},
+         "networks.factor has the attribute __array_interface__, which a file may not set"),
+        ({"variable": "flax.nnx.Param", "value": 1, "metadata": {"__array_interface__": None}},
+         "the attribute __array_interface__"),
+        ({"named": {"__class__": None}}, "the attribute __class__"),
         ({"function": "os.system"}, "the function os.system is not one of jax.nn"),
         ({"function": "this.s"}, "the function this.s is not one of jax.nn"),
         ({"function": "jax.numpy.load"}, "the function jax.numpy.load is not one of"),
-        ({"function": "nnx_ppo.networks.describe.io.open"}, "open is not there"),
-        ({"function": "nnx_ppo.networks.describe.prod"}, "prod is not there"),
-        ({"function": "flax.nnx.Linear"}, "the function flax.nnx.Linear is not there"),
+        ({"function": "jax.numpy.__array_namespace_info__"}, "is not one of"),
+        ({"function": "jax.numpy.set_printoptions"}, "is not one of"),
+        ({"function": "flax.nnx.module.first_from"}, "is not one of"),
+        ({"function": "flax.nnx.jit"}, "is not one of"),
+        ({"function": "nnx_ppo.networks.describe"}, "is not one of"),
+        ({"function": "flax.nnx.Linear"}, "the function flax.nnx.Linear is not one of"),
         ({"partial": {"function": "jax.numpy.load"}, "arguments": [], "keywords": {"dict": {}}},
          "networks.factor.func: the function jax.numpy.load is not one of"),
         ({"reduce": ["os.system", "true"]}, "networks.factor is described as a 'reduce'"),
@@ -369,8 +420,40 @@ def test_integers_are_taken_for_floats_but_not_the_reverse():
     assert policy(np.array([3])).dtype == jnp.float32
     policy = Policy(CountingNetwork(), observation_spec=jax.ShapeDtypeStruct((1,), jnp.int32))
     policy.reset()
-    with pytest.raises(ValueError, match="obs must be int32, got float32, which would be rounded"):
+    with pytest.raises(ValueError, match="obs must be int32, got float32 with values that would"):
         policy(np.array([3.0], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("want", "value", "passes"),
+    [
+        (jnp.float32, np.float64(0.5), True),
+        (jnp.bfloat16, np.float64(0.5), True),
+        (jnp.float32, jnp.bfloat16(0.5), True),
+        (jnp.float32, 2**40, True),  # 32 bits would make 0 of it
+        (jnp.float32, np.complex64(1j), False),
+        (jnp.float32, True, False),
+        (jnp.uint8, np.int32(255), True),
+        (jnp.uint8, np.int32(300), False),
+        (jnp.uint8, -1, False),
+        (jnp.int32, 2**40, False),
+        (jnp.int32, np.uint8(3), True),
+        (jnp.uint8, True, False),
+        (jnp.uint8, np.float32(1.0), False),
+        (jnp.bool_, 1, False),
+        (jnp.bool_, np.True_, True),
+    ],
+)
+def test_observations_are_converted_only_where_their_values_stay(want, value, passes):
+    spec, obs = jax.ShapeDtypeStruct((1,), want), {"x": np.asarray(value)[None]}
+    if not passes:
+        with pytest.raises(ValueError, match=r"obs\['x'\] must be .*, got .* convert it"):
+            check_observation(obs, {"x": spec}, None)
+        return
+    check_observation(obs, {"x": spec}, None)
+    found = converted(obs, {"x": spec})["x"]
+    assert found.dtype == want
+    assert float(found[0]) == float(value)
 
 
 def test_noise_goes_on_from_episode_to_episode(tmp_path):
@@ -388,6 +471,33 @@ def test_noise_goes_on_from_episode_to_episode(tmp_path):
             drawn.append([float(policy(np.zeros(1))[0]) for _ in range(2)])
     assert len({x for episode in drawn[:2] for x in episode}) == 4
     assert drawn[:2] == drawn[2:]
+
+
+def test_streams_that_were_reseeded_count_from_the_next_reset():
+    policy = Policy(PPOAdapter(NormalSampler(nnx.Rngs(0), 0.0, free_std=[1.0]), Scale(1.0)))
+
+    def draws():
+        return [float(policy(np.zeros(1))[0]) for _ in range(2)]
+
+    (tag,) = {node.tag for _, node in nnx.iter_graph(policy.networks) if is_key(node)}
+    keys: Any = {seed: {tag: seed} for seed in (5, 6)}
+    drawn = []
+    for _ in range(2):
+        nnx.reseed(policy.networks, **keys[5])
+        policy.reset()
+        drawn.append(draws())
+        nnx.reseed(policy.networks, **keys[6])
+        draws()  # goes on in this episode, and leaves the new streams alone
+    policy.reset()
+    drawn.append(draws())
+    policy.reset()
+    drawn.append(draws())
+    assert drawn[0] == drawn[1]
+    assert len({x for episode in drawn[1:] for x in episode}) == 6
+
+
+def is_key(node):
+    return isinstance(node, nnx.RngKey)
 
 
 def test_a_network_without_actions_is_refused(tmp_path):
@@ -413,11 +523,48 @@ def test_a_policy_is_replaced_at_one_stroke(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="disk full"):
             save_policy(tmp_path, network)
     assert gain() == 2.0
-    (tmp_path / "arrays-0123").mkdir()  # what a killed writer left
+    (tmp_path / "arrays-0123456789ab").mkdir()  # what a killed writer left
+    (tmp_path / "policy.json.arrays-0123456789ab").touch()
+    (tmp_path / "arrays-mine").mkdir()
     save_policy(tmp_path, network)
     assert gain() == 3.0
-    assert (tmp_path / "note.txt").exists()
-    assert len(list(tmp_path.iterdir())) == 3
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"note.txt", "arrays-mine", "policy.json"} < names
+    assert len(names) == 4
+
+
+def test_a_policy_that_is_saved_over_while_it_is_loaded_loads_as_the_new_one(tmp_path, monkeypatch):
+    save_policy(tmp_path, Doubled())
+
+    def read_late(path, record):
+        monkeypatch.undo()
+        network = Doubled()
+        network.gain[...] = jnp.asarray(3.0)
+        save_policy(path, network)
+        return read_arrays(path, record)
+
+    monkeypatch.setattr("nnx_ppo.algorithms.policies.storing.read_arrays", read_late)
+    network: Any = load_policy(tmp_path, trusted=[Doubled]).networks
+    assert float(network.gain[...]) == 3.0
+
+
+def test_what_reaches_the_disk_does_so_before_the_record(tmp_path, monkeypatch):
+    done, fsync, replace = [], os.fsync, os.replace
+
+    def record_sync(descriptor):
+        done.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def record_replace(source, target):
+        done.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    save_policy(folder := tmp_path / "policy", Doubled())
+    before, after = done[: (at := done.index("replace"))], done[at + 1 :]
+    assert {path.stat().st_ino for path in (folder, *folder.rglob("*"))} <= {*before}
+    assert after == [folder.stat().st_ino]
 
 
 def fail(*args):
@@ -435,9 +582,24 @@ def test_what_is_missing_damaged_or_too_new_is_said(tmp_path):
     edit(path, lambda record: record.update(format=2))
     with pytest.raises(ValueError, match="has the format 2, written by nnxppo-algos .*reads up to"):
         load_policy(path)
-    (path / "policy.json").write_text("{")
-    with pytest.raises(ValueError, match=r"policy\.json is damaged"):
-        load_policy(path)
+    save_policy(path, Doubled())
+    good = (path / "policy.json").read_text()
+    (arrays,) = json.loads(good)["arrays"]
+    texts = [
+        "{", "[]", "3", '{"format": 1}', good.replace('"networks":', '"nets":'),
+        good.replace('"array": "0"', '"array": "9"'),
+        good.replace(arrays, ".."), good.replace("float32", "floaty"),
+        good.replace('"attributes"', '"traits"'),
+    ]  # fmt: skip
+    for text in texts:
+        assert text != good
+        (path / "policy.json").write_text(text)
+        with pytest.raises(ValueError, match=r"policy\.json is damaged"):
+            load_policy(path, trusted=[Doubled])
+    (path / "policy.json").write_text(good)
+    (path / arrays / "_METADATA").write_text('{"tree_m')
+    with pytest.raises(ValueError, match=rf"arrays of a policy, .*{arrays}, are damaged or not th"):
+        load_policy(path, trusted=[Doubled])
 
 
 def test_a_class_that_has_changed_is_said_when_loading(tmp_path):

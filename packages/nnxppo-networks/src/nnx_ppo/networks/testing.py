@@ -134,12 +134,8 @@ def _delay(in_size: int, out_size: int, rngs: nnx.Rngs, **options: Any) -> Delay
     return Delay(jnp.zeros(in_size), **options)
 
 
-def _identity(x: Any) -> Any:
-    return x
-
-
 def _named(name: str, part: StatefulModule) -> Sequential:
-    return Sequential([part, Filter({name: _identity})])
+    return Sequential([part, Filter({name: nnx.identity})])
 
 
 def _sequential(in_size: int, out_size: int, rngs: nnx.Rngs, *parts: Any) -> Sequential:

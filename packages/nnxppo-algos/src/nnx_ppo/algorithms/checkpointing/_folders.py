@@ -2,12 +2,13 @@
 
 import contextlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
+
+from nnx_ppo.algorithms._disk import reach_the_disk, sync
 
 METADATA = "metadata.pkl"
 METRICS = "metrics.json"
@@ -149,20 +150,3 @@ def delete_whole(folder: Path) -> None:
     shutil.rmtree(deleted, ignore_errors=True)
     folder.rename(deleted)
     shutil.rmtree(deleted, ignore_errors=True)
-
-
-def reach_the_disk(folder: Path) -> None:
-    """Wait until all files of a folder are on the disk."""
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            sync(Path(parent, name))
-        sync(Path(parent))
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

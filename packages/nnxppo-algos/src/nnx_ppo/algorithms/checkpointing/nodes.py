@@ -7,7 +7,6 @@ class: classes of the libraries we build on are rebuilt field by field, any othe
 
 import dataclasses
 import enum
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
+
+from nnx_ppo.algorithms._lookup import find_class
 
 # Packages whose dataclasses, named tuples and enums are rebuilt without being trusted by name.
 _KNOWN = ("nnx_ppo", "jax", "flax", "optax", "mujoco", "mujoco_playground", "brax")
@@ -310,11 +311,4 @@ def _class_at(path: str, trusted: dict[str, type]) -> type | None:
     """Return a trusted class, or a known one of an imported module; None for all others."""
     if path in trusted:
         return trusted[path]
-    module, _, names = path.partition(":")
-    if module.split(".")[0] not in _KNOWN:
-        return None
-    found: Any = sys.modules.get(module)
-    for name in names.split("."):
-        found = getattr(found, name, None)
-    # A module also holds names of others, which the path does not vouch for.
-    return found if isinstance(found, type) and _path_of(found) == path else None
+    return find_class(path, _KNOWN)

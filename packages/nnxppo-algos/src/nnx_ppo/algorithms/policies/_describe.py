@@ -175,9 +175,9 @@ class _Describer:
         if name is None:
             raise TypeError(
                 f"{where} is {_in_words(value)}, which cannot be found again by name when the "
-                f"policy is loaded. Use a function of {PUBLIC}, or a functools.partial of one; "
-                "or compute it in a StatefulModule of your own, and name its class in the "
-                "argument trusted of load_policy."
+                f"policy is loaded. Use a function of {PUBLIC} that turns arrays into arrays, or a "
+                "functools.partial of one; or compute it in a StatefulModule of your own, and name "
+                "its class in the argument trusted of load_policy."
             )
         return {"function": name}
 

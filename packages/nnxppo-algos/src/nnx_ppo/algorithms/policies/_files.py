@@ -6,6 +6,7 @@ all, and one that is replaced can be loaded until the new one can.
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -16,8 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from nnx_ppo.algorithms._disk import reach_the_disk, sync
+
 _RECORD = "policy.json"
-_ARRAYS = "arrays-"
+_ARRAYS = re.compile(r"arrays-[0-9a-f]{12}")
+# Arrays, or a record that was under way.
+_OURS = re.compile(rf"({re.escape(_RECORD)}\.)?{_ARRAYS.pattern}")
 _WIDTH = 100
 
 
@@ -31,7 +36,7 @@ def write_folder(path: Path, record: Mapping[str, Any], arrays: Mapping[str, np.
     """
     path = path.resolve()  # orbax wants an absolute path
     path.mkdir(parents=True, exist_ok=True)
-    name = f"{_ARRAYS}{uuid.uuid4().hex[:12]}"
+    name = f"arrays-{uuid.uuid4().hex[:12]}"
     draft = path / f"{_RECORD}.{name}"
     try:
         # orbax saves neither empty arrays nor an empty tree.
@@ -40,19 +45,26 @@ def write_folder(path: Path, record: Mapping[str, Any], arrays: Mapping[str, np.
             with ocp.StandardCheckpointer() as writer:
                 writer.save(path / name, filled)
                 writer.wait_until_finished()
+            reach_the_disk(path / name)
         with draft.open("w") as file:
             types = {key: [array.dtype.name, *array.shape] for key, array in arrays.items()}
             file.write(_written_out({**record, "arrays": {name: types}}) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        sync(path)
         os.replace(draft, path / _RECORD)
+        sync(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         shutil.rmtree(path / name, ignore_errors=True)
         raise
-    for other in path.glob(f"{_ARRAYS}*"):  # those of the policy before, or of a killed writer
-        if other.name != name:
+    for other in path.iterdir():  # of the policy before, or of a killed writer
+        if not _OURS.fullmatch(other.name) or other.name == name:
+            continue
+        if other.is_dir():
             shutil.rmtree(other, ignore_errors=True)
+        else:
+            other.unlink(missing_ok=True)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -63,28 +75,48 @@ def read_record(path: Path) -> dict[str, Any]:
         ValueError: The file is damaged.
     """
     try:
-        return json.loads((path / _RECORD).read_text())
+        record = json.loads((path / _RECORD).read_text())
     except FileNotFoundError:
         raise FileNotFoundError(
             f"There is no policy in {path}: it has no {_RECORD}. {_what_is_near(path)}"
         ) from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path / _RECORD} is damaged: {error}.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise damaged(path, str(error)) from None
+    if not isinstance(record, dict):
+        raise damaged(path, f"it holds a {type(record).__name__}, not an object")
+    return record
 
 
 def read_arrays(path: Path, record: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the arrays of a policy by name."""
-    ((name, types),) = record["arrays"].items()
-    if Path(name).name != name:
-        raise ValueError(f"{path / _RECORD} names arrays outside of its folder: {name}.")
-    arrays = {
-        key: np.zeros(tuple(shape), jnp.dtype(dtype)) for key, (dtype, *shape) in types.items()
-    }
+    """Return the arrays of a policy by name.
+
+    Raises:
+        ValueError: They are not there, or damaged, or another writer has just removed them.
+    """
+    try:
+        ((name, types),) = record["arrays"].items()
+        kinds = {key: (tuple(shape), jnp.dtype(dtype)) for key, (dtype, *shape) in types.items()}
+        arrays = {key: np.zeros(shape, dtype) for key, (shape, dtype) in kinds.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, f"it does not say which arrays there are: {error!r}") from None
+    if not _ARRAYS.fullmatch(name):
+        raise damaged(path, f"it names the arrays {name!r}, which is no name that we give")
     filled = {key: array for key, array in arrays.items() if array.size}
-    if filled:
+    if not filled:
+        return arrays
+    try:
         with ocp.StandardCheckpointer() as reader:
-            arrays |= reader.restore(path.resolve() / name, filled)
-    return arrays
+            return arrays | reader.restore(path.resolve() / name, filled)
+    except Exception as error:  # of many kinds, from the libraries below
+        raise ValueError(
+            f"The arrays of a policy, {path / name}, are damaged or not there: {error!r}. Copy the "
+            "folder of the policy again, as a whole, or save it again."
+        ) from error
+
+
+def damaged(path: Path, what: str) -> ValueError:
+    """Return the error that the record of a policy is no good."""
+    return ValueError(f"{path / _RECORD} is damaged: {what}.")
 
 
 def _written_out(data: Any, indent: int = 0) -> str:

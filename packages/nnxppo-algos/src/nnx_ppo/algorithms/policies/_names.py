@@ -1,60 +1,39 @@
-"""Names of classes and functions, and the way back, which imports nothing but what is listed here.
+"""Names of classes and functions, and the way back, which imports nothing and finds no others.
 
 A name is the public one where there is one, so that a file outlives the moving of private modules.
 """
 
+import dataclasses
+import enum
 import functools
-import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
 from typing import Any
 
-import flax.nnx
-import jax
 import jax.lax
-import jax.nn
-import jax.nn.initializers
-import jax.numpy
+import jax.numpy as jnp
+from flax import nnx
 
-# Whose public functions a policy may use; the first that has one gives it its name.
-_NAMESPACES: tuple[ModuleType, ...] = (
-    jax.nn,
-    jax.numpy,
-    flax.nnx,
-    jax.lax,
-    jax.nn.initializers,
-)
-# They read and write files: a policy that named one of them could do harm when it acts.
-_FORBIDDEN = frozenset({"fromfile", "load", "save", "savez"})
-# Packages whose further functions are taken by the name of their module, such as flax's
-# `promote_dtype`, which every layer holds.
-_FUNCTION_ROOTS = ("flax.nnx", "nnx_ppo.core", "nnx_ppo.networks")
-_CLASS_ROOTS = ("flax.nnx", "jax", "nnx_ppo", "optax")
+from nnx_ppo.algorithms._lookup import find_class, is_in
+from nnx_ppo.algorithms.policies import _functions
+
+# The packages whose classes need not be trusted by name, beside those in `_shipped`.
+_ROOTS = ("nnx_ppo.core", "nnx_ppo.networks")
 
 PUBLIC = "jax.nn, jax.numpy or flax.nnx"
 
 
 def name_of_class(cls: type) -> str:
     """Return the name of a class: public for known packages, by its module for others."""
-    public = _public_names().get(id(cls))
-    if public is not None:
-        return public
-    return _shortest_name(cls) if _is_in(cls.__module__, _CLASS_ROOTS) else _own_name(cls)
+    for name, known in _shipped().items():
+        if known is cls:
+            return name
+    return _shortest_name(cls) if is_in(cls.__module__, _ROOTS) else _own_name(cls)
 
 
 def name_of_function(function: Any) -> str | None:
     """Return the name that `find_function` finds a function by, None if there is none."""
-    if isinstance(function, type):
-        return None
-    public = _public_names().get(id(function))
-    if public is not None:
-        return public
-    module, name = (getattr(function, field, None) for field in ("__module__", "__qualname__"))
-    if not (isinstance(module, str) and isinstance(name, str) and _is_in(module, _FUNCTION_ROOTS)):
-        return None
-    found = getattr(sys.modules.get(module), name, None)
-    return f"{module}.{name}" if found is function else None
+    return _functions.names().get(id(function))
 
 
 def find_function(name: str) -> Callable[..., Any]:
@@ -63,19 +42,12 @@ def find_function(name: str) -> Callable[..., Any]:
     Raises:
         ValueError: It is none that a policy may use, or is not there.
     """
-    home, _, last = name.rpartition(".")
-    for namespace in _NAMESPACES:
-        if namespace.__name__ == home and last not in _FORBIDDEN:
-            found = vars(namespace).get(last)
-            if callable(found) and not isinstance(found, type):
-                return found
-    if not _is_in(home, _FUNCTION_ROOTS):
-        raise ValueError(f"the function {name} is not one of {PUBLIC}")
-    module = _imported(home)
-    found = None if module is None else vars(module).get(last)
-    is_own = getattr(found, "__module__", None) == home
-    if not (is_own and callable(found)) or isinstance(found, type):
-        raise ValueError(f"the function {name} is not there, in the versions that are installed")
+    found = _functions.functions().get(name)
+    if found is None:
+        raise ValueError(
+            f"the function {name} is not one of {PUBLIC} that a policy may hold, or the installed "
+            "versions do not have it"
+        )
     return found
 
 
@@ -104,29 +76,61 @@ class Classes:
             ValueError: It is neither known nor trusted, or is not there.
         """
         for cls in self._trusted:
-            if _is_name_of(name, cls):
+            if name in (_own_name(cls), name_of_class(cls)):
                 return cls
-        if not _is_in(name, _CLASS_ROOTS):
-            last = name.rpartition(".")[2]
+        found = _shipped().get(name) or find_class(name, _ROOTS)
+        if found is not None:
+            return found
+        if is_in(name, _ROOTS):
             raise ValueError(
-                f"the class {name} is not trusted; if you know it to be harmless, import it and "
-                f"pass trusted=[{last}]"
+                f"the class {name} is not there: the versions that are installed lack it, or its "
+                "module is not imported; import it first"
             )
-        found = _lookup(name)
-        if not isinstance(found, type) or not _is_in(found.__module__, _CLASS_ROOTS):
-            raise ValueError(f"the class {name} is not there, in the versions that are installed")
-        return found
+        of_script = [cls for cls in self._trusted if _may_be(name, cls)]
+        if len(of_script) == 1:
+            return of_script[0]
+        last = name.rpartition(".")[2]
+        if of_script:
+            raise ValueError(f"the class {name} may be each of {of_script}; trust only one {last}")
+        raise ValueError(
+            f"the class {name} is not trusted; if you know it to be harmless, import it and "
+            f"pass trusted=[{last}]"
+        )
+
+    def is_value(self, cls: type) -> bool:
+        """Return whether a class may be the value of an attribute, where it may be called.
+
+        Types of variables and numbers may; of others the constructor could do anything.
+        """
+        return cls in self._trusted or issubclass(cls, nnx.Variable) or _is_dtype(cls)
 
 
 @functools.cache
-def _public_names() -> Mapping[int, str]:
-    """Return the public name of each object by its identity; of several, the first."""
-    names: dict[int, str] = {}
-    for namespace in _NAMESPACES:
-        for name, value in vars(namespace).items():
-            if callable(value) and not name.startswith("_") and name not in _FORBIDDEN:
-                names.setdefault(id(value), f"{namespace.__name__}.{name}")
-    return names
+def _shipped() -> Mapping[str, type]:
+    """Return the classes of flax and JAX that networks are made of, by public name."""
+    found: dict[str, type] = {}
+    for module, kind in ((nnx, _is_part), (jax.lax, _is_setting), (jnp, _is_dtype)):
+        for name, value in vars(module).items():
+            if isinstance(value, type) and not name.startswith("_") and kind(value):
+                found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+def _is_part(cls: type) -> bool:
+    """Whether a class of flax is that of a module, a variable, or a filter of variables."""
+    kinds = (nnx.Pytree, nnx.Variable, nnx.OfType, nnx.PathContains, nnx.WithTag)
+    return issubclass(cls, kinds)
+
+
+def _is_setting(cls: type) -> bool:
+    """Whether a class holds options of a function, such as its precision."""
+    is_named_tuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
+    return issubclass(cls, enum.Enum) or is_named_tuple or dataclasses.is_dataclass(cls)
+
+
+def _is_dtype(cls: type) -> bool:
+    """Whether a class is a type of numbers of `jax.numpy`, such as `jax.numpy.float32`."""
+    return isinstance(cls, type(jnp.float32))
 
 
 def _own_name(cls: type) -> str:
@@ -144,39 +148,11 @@ def _shortest_name(cls: type) -> str:
     return _own_name(cls)
 
 
-def _is_name_of(name: str, cls: type) -> bool:
-    if name in {_own_name(cls), name_of_class(cls)}:
-        return True
-    # The classes of a script are in `__main__` where it runs, and in its own module elsewhere.
+def _may_be(name: str, cls: type) -> bool:
+    """Whether it was the name in another process.
+
+    The classes of a script are in `__main__` where it runs, and in its own module elsewhere.
+    """
     if cls.__module__ == "__main__":
         return name.endswith(f".{cls.__qualname__}")
     return name == f"__main__.{cls.__qualname__}"
-
-
-def _lookup(name: str) -> Any:
-    """Return what a name in a known package stands for, None if it is not there."""
-    parts = name.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        module = _imported(".".join(parts[:length]))
-        if module is not None:
-            found: Any = module
-            for part in parts[length:]:
-                if found is not module and not isinstance(found, type):
-                    return None  # through modules, a name would lead out of its package
-                found = vars(found).get(part)
-            return found
-    return None
-
-
-def _imported(name: str) -> ModuleType | None:
-    """Import a module, None if there is no such module."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            return None
-        raise
-
-
-def _is_in(name: str, roots: Iterable[str]) -> bool:
-    return any(f"{name}.".startswith(f"{root}.") for root in roots)

@@ -55,7 +55,12 @@ def metadata(variable: nnx.Variable) -> dict[str, Any]:
     """Return the metadata of a variable, those left out that every variable has."""
     common = nnx.Variable(0).get_metadata()
     own = variable.get_metadata()
-    return {name: value for name, value in own.items() if common.get(name, variable) != value}
+    # By identity, for what is compared by value may be an array.
+    return {
+        name: value
+        for name, value in own.items()
+        if name not in common or value is not common[name]
+    }
 
 
 def new_variable(cls: type[nnx.Variable], value: Any, own_metadata: dict[str, Any]) -> nnx.Variable:

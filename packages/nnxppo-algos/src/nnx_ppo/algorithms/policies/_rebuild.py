@@ -61,7 +61,10 @@ class _Rebuilder:
         except ValueError as error:
             raise ValueError(f"{where}: {error}.") from None
         if not kind(found):
-            raise ValueError(f"{where}: the class {name} is not of the kind that is wanted here.")
+            raise ValueError(
+                f"{where}: the class {name} is not of the kind that is wanted here; where an "
+                "attribute is to be the class itself, trust it."
+            )
         return found
 
     def _module(self, data: Any, where: str) -> Any:
@@ -71,7 +74,7 @@ class _Rebuilder:
         marks = data.get("is data", {})
         for name, value in data["attributes"].items():
             part = self.rebuild(value, f"{where}.{name}")
-            _nodes.set_attribute(node, name, part, marks.get(name))
+            _nodes.set_attribute(node, _checked(name, where), part, marks.get(name))
         return node
 
     def _list(self, data: Any, where: str) -> nnx.Module:
@@ -83,13 +86,15 @@ class _Rebuilder:
     def _named(self, data: Any, where: str) -> nnx.Module:
         node = self._by_place[where] = nnx.Dict()
         for name, value in data["named"].items():
-            node[name] = self.rebuild(value, f"{where}[{name!r}]")
+            node[_checked(name, where)] = self.rebuild(value, f"{where}[{name!r}]")
         return node
 
     def _variable(self, data: Any, where: str) -> nnx.Variable:
         cls = self._class_of(data["variable"], where, lambda cls: issubclass(cls, nnx.Variable))
         value = self.rebuild(data["value"], f"{where}.value")
         metadata = self._parts(data.get("metadata", {}), where)
+        for name in metadata:
+            _checked(name, where)
         variable = self._by_place[where] = _nodes.new_variable(cls, value, metadata)
         return variable
 
@@ -169,7 +174,7 @@ class _Rebuilder:
         return functools.partial(function, *arguments, **keywords)
 
     def _class(self, data: Any, where: str) -> type:
-        return self._class_of(data["class"], where, lambda cls: True)
+        return self._class_of(data["class"], where, self._classes.is_value)
 
     def _enum(self, data: Any, where: str) -> enum.Enum:
         cls = self._class_of(data["enum"], where, lambda cls: issubclass(cls, enum.Enum))
@@ -197,6 +202,13 @@ class _Rebuilder:
                 f"with {list(data['fields'])}. Install the versions that saved the policy."
             )
         return self._parts({name: data["fields"][name] for name in names}, where)
+
+
+def _checked(name: str, where: str) -> str:
+    """Return the name of an attribute, unless Python or flax would take it for their own."""
+    if name.startswith(("__", "_pytree__")):
+        raise ValueError(f"{where} has the attribute {name}, which a file may not set.")
+    return name
 
 
 _METHODS: Mapping[Any, Callable[[_Rebuilder, Any, str], Any]] = {

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, PyTree
 
@@ -19,8 +20,8 @@ class Policy:
     leading axis of that size, and `reset_where` starts those anew that have ended.
 
     Actions are deterministic while the network is in evaluation mode, in which a policy is
-    loaded. What you change of the network (its mode, its weights) counts from the next `reset`.
-    Random streams go on from one episode to the next.
+    loaded. What you change of the network (its mode, its weights, its random streams) counts from
+    the next `reset`. Random streams that you leave alone go on from one episode to the next.
 
     Args:
         networks: The network; its output must be a `PPONetworkOutput`.
@@ -70,6 +71,7 @@ class Policy:
         self._batch_size: int | None = None
         self._memory: ModuleState = None
         self._streams: Any = None
+        self._streams_before: dict[Any, Any] = {}
         self._variables: Any = None
         self._functions: _Functions | None = None
 
@@ -85,10 +87,11 @@ class Policy:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"policy.reset: batch_size must be at least 1, got {batch_size!r}.")
         if self._functions is not None:
-            nnx.update(self.networks, self._streams)
+            self._put_back_streams()
         graphdef, streams, self._variables = nnx.split(self.networks, nnx.RngState, ...)
+        self._streams_before = _values(streams)
         if self._functions is None or self._functions.graphdef != graphdef:
-            self._functions = _Functions(graphdef, self.observation_spec)
+            self._functions = _Functions(graphdef)
         self._batch_size = batch_size
         size = 1 if batch_size is None else batch_size
         self._streams, self._memory = self._functions.start(streams, self._variables, size)
@@ -111,6 +114,7 @@ class Policy:
         functions = self._started()
         if self.observation_spec is not None:
             check_observation(obs, self.observation_spec, self._batch_size)
+            obs = converted(obs, self.observation_spec)
         self._streams, self._memory, action = functions.step(
             self._streams, self._variables, self._memory, obs, self._batch_size is None
         )
@@ -138,6 +142,16 @@ class Policy:
             self._streams, self._variables, self._memory, jnp.atleast_1d(ended)
         )
 
+    def _put_back_streams(self) -> None:
+        """Put those streams into the network that nobody has changed there since `reset`."""
+        before, now = self._streams_before, _values(nnx.state(self.networks, nnx.RngState))
+        unchanged = [
+            (path, stream)
+            for path, stream in nnx.to_flat_state(self._streams)
+            if now.get(path) is before[path]
+        ]
+        nnx.update(self.networks, nnx.from_flat_state(unchanged))
+
     def _started(self) -> "_Functions":
         if self._functions is None:
             raise RuntimeError("policy: call policy.reset() before the first observation.")
@@ -150,9 +164,8 @@ class _Functions:
     They take and return its random streams, and take its other variables.
     """
 
-    def __init__(self, graphdef: Any, observation_spec: Any) -> None:
+    def __init__(self, graphdef: Any) -> None:
         self.graphdef = graphdef
-        self._observation_spec = observation_spec
         self.start = jax.jit(self._start, static_argnums=2)
         self.step = jax.jit(self._step, static_argnums=4)
         self.reset_where = jax.jit(self._reset_where)
@@ -167,11 +180,6 @@ class _Functions:
     ) -> tuple[Any, ModuleState, Any]:
         live = self._live(streams, variables)
         obs = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None] if single else leaf, obs)
-        if self._observation_spec is not None:
-            spec = _leaves(self._observation_spec)
-            obs = jax.tree.map_with_path(
-                lambda path, leaf: jnp.asarray(leaf, spec[jax.tree_util.keystr(path)].dtype), obs
-            )
         out = live(memory, obs)
         actions = actions_of(out.output)
         if single:
@@ -224,12 +232,46 @@ def check_observation(obs: PyTree, spec: PyTree, batch_size: int | None) -> None
             f"{_cure(want, have, batch_size)}"
         )
     for path, leaf in given.items():
-        dtype, found = wanted[path].dtype, jnp.result_type(leaf)
-        if jnp.issubdtype(found, jnp.inexact) and not jnp.issubdtype(dtype, jnp.inexact):
+        if not _can_be(leaf, wanted[path].dtype):
             raise ValueError(
-                f"policy: obs{path} must be {dtype}, got {found}, which would be rounded; convert "
-                "it as you mean it."
+                f"policy: obs{path} must be {wanted[path].dtype}, got {_dtype(leaf)} with values "
+                "that would change; convert it as you mean it."
             )
+
+
+def _can_be(leaf: Any, want: Any) -> bool:
+    """Whether an array may be converted: integers to where they fit, all real numbers to floats.
+
+    Floats of another width count as the same.
+    """
+    have = _dtype(leaf)
+    if have == want:
+        return True
+    if jnp.issubdtype(want, jnp.floating):
+        return jnp.issubdtype(have, jnp.floating) or jnp.issubdtype(have, jnp.integer)
+    if not (jnp.issubdtype(want, jnp.integer) and jnp.issubdtype(have, jnp.integer)):
+        return False
+    low, high, values = jnp.iinfo(want).min, jnp.iinfo(want).max, np.asarray(leaf)
+    return not values.size or bool(low <= values.min() and values.max() <= high)
+
+
+def converted(obs: PyTree, spec: PyTree) -> PyTree:
+    """Return an observation with the dtypes that a policy wants; `check_observation` let it pass.
+
+    Before JAX sees it, which would cut integers to 32 bits.
+    """
+    wanted = _leaves(spec)
+
+    def convert(path: Any, leaf: Any) -> Any:
+        want = wanted[jax.tree_util.keystr(path)].dtype
+        return leaf if _dtype(leaf) == want else np.asarray(leaf).astype(want)
+
+    return jax.tree.map_with_path(convert, obs)
+
+
+def _dtype(leaf: Any) -> Any:
+    """Return the dtype of an array or number, as it is before JAX makes it narrower."""
+    return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
 
 
 def _cure(want: dict[str, Any], have: dict[str, Any], batch_size: int | None) -> str:
@@ -244,6 +286,11 @@ def _cure(want: dict[str, Any], have: dict[str, Any], batch_size: int | None) ->
     if batch_size is not None and all(have[path] == want[path][1:] for path in want):
         return "For a single episode call policy.reset() without a batch_size."
     return "It is not the observation that it was trained on."
+
+
+def _values(streams: Any) -> dict[Any, Any]:
+    """Return the arrays of a state by path."""
+    return {path: variable.get_raw_value() for path, variable in nnx.to_flat_state(streams)}
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:

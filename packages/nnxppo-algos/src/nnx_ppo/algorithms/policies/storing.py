@@ -14,7 +14,7 @@ from flax import nnx
 from nnx_ppo.algorithms._plain import to_plain
 from nnx_ppo.algorithms._versions import installed_versions
 from nnx_ppo.algorithms.policies._describe import describe
-from nnx_ppo.algorithms.policies._files import read_arrays, read_record, write_folder
+from nnx_ppo.algorithms.policies._files import damaged, read_arrays, read_record, write_folder
 from nnx_ppo.algorithms.policies._names import Classes
 from nnx_ppo.algorithms.policies._rebuild import rebuild
 from nnx_ppo.algorithms.policies.policy import Policy, actions_of
@@ -95,12 +95,13 @@ def save_policy(
 def load_policy(path: str | os.PathLike[str], trusted: Iterable[type] = ()) -> Policy:
     """Load a policy that `save_policy` wrote, in evaluation mode.
 
-    A file can run no code: it names classes and functions, and only those of `flax.nnx`, `jax`,
-    `optax` and `nnx_ppo` are looked up, and the classes in `trusted`.
+    A file can run no code: it names classes and functions, and finds only the modules of
+    `flax.nnx` and `nnx_ppo`, functions that turn arrays into arrays, and the classes in `trusted`.
 
     Args:
         path: The folder.
-        trusted: Classes of others that the network is made of.
+        trusted: Classes of others that the network is made of. A file gives them what attributes
+            it likes, so trust none that would do harm with some.
 
     Raises:
         FileNotFoundError: There is no policy; says which are near.
@@ -108,23 +109,34 @@ def load_policy(path: str | os.PathLike[str], trusted: Iterable[type] = ()) -> P
             damaged, or its network no longer fits the specs it was saved with.
     """
     path = Path(path)
-    record = read_record(path)
-    _check_format(path, record)
-    arrays = read_arrays(path, record)
+    record, arrays = _read(path)
     classes = Classes(trusted)
-    parts = {name: rebuild(record[name], name, arrays, classes) for name in _DESCRIBED}
-    networks = parts["networks"]
-    if not isinstance(networks, StatefulModule):
-        raise ValueError(f"{path} holds a {type(networks).__name__}, which is no StatefulModule.")
+    try:
+        parts = {name: rebuild(record[name], name, arrays, classes) for name in _DESCRIBED}
+        facts = {name: record[name] for name in ("environment", "step", "versions")}
+        networks = parts["networks"]
+        if not isinstance(networks, StatefulModule):
+            raise ValueError(
+                f"{path} holds a {type(networks).__name__}, which is no StatefulModule."
+            )
+        policy = Policy(**facts, **parts)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise damaged(path, f"it describes no policy: {error!r}") from error
     networks.eval()
-    policy = Policy(
-        environment=record["environment"],
-        step=record["step"],
-        versions=record["versions"],
-        **parts,
-    )
     _check_that_it_runs(policy, path)
     return policy
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return what a folder holds, of one policy even if another takes its place meanwhile."""
+    record = read_record(path)
+    _check_format(path, record)
+    try:
+        return record, read_arrays(path, record)
+    except ValueError:
+        if read_record(path) == record:
+            raise
+    return _read(path)
 
 
 def _spec_of(tree: Any) -> Any:
@@ -152,10 +164,15 @@ def _check_format(path: Path, record: Mapping[str, Any]) -> None:
     if isinstance(found, int) and found > _FORMAT:
         raise ValueError(
             f"{path} has the format {found}, written by nnxppo-algos "
-            f"{record.get('versions', {}).get('nnxppo-algos')}; this version, "
+            f"{_saved_by(record)}; this version, "
             f"{version('nnxppo-algos')}, reads up to {_FORMAT}. Install the newer one."
         )
     raise ValueError(f"{path}: policy.json has the format {found!r}, which is none of ours.")
+
+
+def _saved_by(record: Mapping[str, Any]) -> Any:
+    versions = record.get("versions")
+    return versions.get("nnxppo-algos") if isinstance(versions, dict) else None
 
 
 def _check_that_it_runs(policy: Policy, path: Path) -> None:
