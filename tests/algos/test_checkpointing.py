@@ -321,6 +321,19 @@ def test_the_latest_and_the_best_are_kept(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_checkpoint_is_ranked_by_its_own_step(tmp_path):
+    """The evaluation of step 0 says nothing of step 5."""
+    state = state_of()
+    save: Any = make_checkpoint_fn(tmp_path)
+    save.observe({"score": 9.0}, 0)
+    save(state, 0)
+    save(state, 5)
+    save.observe({"score": 8.0}, 10)
+    save(state, 10)
+    assert best(tmp_path, "score").name == "step_0000000000"
+    assert json.loads((tmp_path / "step_0000000005" / "metrics.json").read_text()) == {"step": 5}
+
+
 def test_nothing_is_deleted_by_mistake(tmp_path):
     state = state_of()
     save = make_checkpoint_fn(tmp_path, keep_best=1, best_metric="scoer")

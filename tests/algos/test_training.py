@@ -271,6 +271,22 @@ def test_stop_fn_ends_after_the_iteration_under_way():
     assert [entry["step"] for entry in result.eval_history] == [0, 40]
 
 
+@pytest.mark.parametrize(("asked", "end"), [(1, 0), (3, 40)])
+def test_stop_fn_is_asked_after_what_follows_an_iteration_too(asked, end):
+    """The evaluations at 0 and 40 take time, too; the last checkpoint is of where it ends."""
+    answers = iter([False] * (asked - 1) + [True])
+    saved = []
+    result = train_ppo(
+        ENV,
+        mlp_network(),
+        dataclasses.replace(SMALL, checkpoint_every_steps=1000),
+        stop_fn=lambda: next(answers),
+        checkpoint_fn=lambda state, step: saved.append(step),
+    )
+    assert result.total_steps == end
+    assert saved == sorted({0, end})
+
+
 def test_a_total_that_is_no_multiple_is_reached_and_reported():
     result = train_ppo(ENV, mlp_network(), SMALL, total_steps=41)
     assert (result.total_steps, result.total_iterations) == (80, 2)

@@ -84,7 +84,7 @@ def test_presets_use_only_known_fields(preset: dict[str, Any]) -> None:
         "min_std",
         "normalize_obs",
     }
-    assert set(preset["train"]) == {"ppo", "eval"}
+    assert set(preset["train"]) == {"ppo", "eval", "checkpoint_every_steps"}
     assert set(preset["train"]["ppo"]) <= {
         "n_envs",
         "rollout_length",

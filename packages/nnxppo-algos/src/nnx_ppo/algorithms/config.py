@@ -9,10 +9,10 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from nnx_ppo.algorithms._validation import (
     Rule,
-    check_chunks,
     check_fields,
     check_minibatches,
     check_schedules,
+    check_windows,
     frozen_config,
     instance,
     integer,
@@ -74,7 +74,7 @@ class PPOConfig:
         gae_lambda: λ of generalised advantage estimation.
         discounting_factor: γ; a number, or one for each reward head by its name.
         clip_range: ε of the clipped surrogate.
-        learning_rate: Step size of Adam; a number, or a schedule over updates.
+        learning_rate: Step size of Adam; a number, or a schedule over the updates taken.
         normalize_advantages: Whether to standardise advantages; `advantage_normalization` says
             over what.
         combine_advantages: Whether the sum over the reward heads serves every action head.
@@ -85,8 +85,8 @@ class PPOConfig:
         weight_decay: Decay of AdamW, or None for Adam.
         logging_level: What to log.
         logging_percentiles: Percentiles to log of each array, or None for mean and std.
-        final_learning_rate: Step size at `total_steps`, approached linearly, or None for a
-            constant one.
+        final_learning_rate: Step size at `total_steps`, approached linearly in environment steps,
+            or None for a constant one.
         adaptive_kl: Divergence of the policy that the learning rate is adapted to, or None. From
             the second update of an iteration on, the rate is divided by 1.5 where the divergence
             exceeds twice this, and multiplied by 1.5 where it is below half of it.
@@ -169,7 +169,7 @@ class PPOConfig:
         check_fields(self, rules)
         check_minibatches(self)
         check_schedules(self)
-        check_chunks(self)
+        check_windows(self)
 
 
 @frozen_config
@@ -333,12 +333,14 @@ class VideoData:
         step: Environment step of the training when it was rendered.
         episode_reward: Return of the first episode shown.
         episode_length: Steps shown.
+        fps: Frames for each second of the simulation, if it has a step length; else 30.
     """
 
     frames: np.ndarray
     step: int
     episode_reward: float
     episode_length: int
+    fps: float = 30.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,11 @@ from nnx_ppo.algorithms.config import EvalConfig, VideoConfig, VideoData
 from nnx_ppo.algorithms.counters import as_int
 from nnx_ppo.algorithms.evaluation import report, run_episodes
 from nnx_ppo.algorithms.keys import PurposeKeys, at_step
-from nnx_ppo.algorithms.rendering import eval_rollout_for_render_scan, unstack_trajectory
+from nnx_ppo.algorithms.rendering import (
+    eval_rollout_for_render_scan,
+    frame_rate,
+    unstack_trajectory,
+)
 from nnx_ppo.core import RLEnv, StatefulModule
 
 
@@ -101,9 +105,9 @@ def run_training(
     breaks = _Breaks(run, schedule, callbacks, eval_env, keys, throughput)
     step = as_int(state.step_words)
     iterations = 0
-    stopped = False
     try:
         metrics = breaks.take(step, previous=None)
+        stopped = run.is_told_to_stop(callbacks)
         while step < schedule.total_steps and not stopped:
             start = time.perf_counter()
             learned = run.iterate()
@@ -112,11 +116,12 @@ def run_training(
                 learned["throughput/train_sps"] = algorithm.steps_per_iteration / elapsed
             previous, step = step, step + algorithm.steps_per_iteration
             iterations += 1
-            if callbacks.stop_fn is not None:
-                with run.lent():
-                    stopped = callbacks.stop_fn()
+            stopped = run.is_told_to_stop(callbacks)
             last = stopped or step >= schedule.total_steps
             metrics = {**metrics, **breaks.take(step, previous, learned, last=last)}
+            if not last and run.is_told_to_stop(callbacks):
+                breaks.save(step)
+                stopped = True
     finally:
         run.sync()
         wait = getattr(callbacks.checkpoint_fn, "wait", None)
@@ -185,6 +190,13 @@ class _CompiledRun:
             self._network,
         )
 
+    def is_told_to_stop(self, callbacks: Callbacks) -> bool:
+        """Ask the caller whether to end early."""
+        if callbacks.stop_fn is None:
+            return False
+        with self.lent():
+            return callbacks.stop_fn()
+
     def state(self) -> Any:
         """Return a training state that later iterations neither change nor delete."""
         return self._merged(self._network, [leaf.copy() for leaf in self._leaves])
@@ -212,6 +224,7 @@ class _Breaks:
         throughput: bool,
     ) -> None:
         self.history: list[dict[str, Any]] = []
+        self._saved: int | None = None
         self._run = run
         self._schedule = schedule
         self._callbacks = callbacks
@@ -255,11 +268,18 @@ class _Breaks:
             observe(metrics, step)
         if callbacks.log_fn is not None and len(metrics) > 1:
             with self._run.lent():
-                call_forgivingly(callbacks.log_fn, metrics, step)
-        if callbacks.checkpoint_fn is not None and due(schedule.checkpoint_every_steps):
-            with self._run.lent():
-                callbacks.checkpoint_fn(self._run.state(), step)
+                call_forgivingly(callbacks.log_fn, dict(metrics), step)
+        if due(schedule.checkpoint_every_steps):
+            self.save(step)
         return metrics
+
+    def save(self, step: int) -> None:
+        """Save a checkpoint, unless this step has one."""
+        if self._callbacks.checkpoint_fn is None or step == self._saved:
+            return
+        with self._run.lent():
+            self._callbacks.checkpoint_fn(self._run.state(), step)
+        self._saved = step
 
     def _evaluate(self, step: int) -> dict[str, Any]:
         """Evaluate the network as it is, and add to the history."""
@@ -283,7 +303,9 @@ class _Breaks:
             states, final, reward = self._trajectory(self._run.network_data(), key)
             trajectory = unstack_trajectory(states, final, config.episode_length)
             frames = self._env.render(trajectory, **config.render_kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-            data = VideoData(np.stack(frames), step, float(reward), config.episode_length)
+            data = VideoData(
+                np.stack(frames), step, float(reward), config.episode_length, frame_rate(self._env)
+            )
             with self._run.lent():
                 video_fn(data)
 

@@ -30,6 +30,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
                 "gradient_clipping": 1.0,
             },
             "eval": {"every_steps": 150_000, "n_envs": 32, "max_episode_length": 1000},
+            "checkpoint_every_steps": 150_000,  # so that each has an evaluation to be ranked by
         },
     },
 }
@@ -103,5 +104,6 @@ def preset_from_brax(published: Mapping[str, Any]) -> dict[str, Any]:
                 "n_envs": brax["num_eval_envs"],
                 "max_episode_length": math.ceil(brax["episode_length"] / repeat),
             },
+            "checkpoint_every_steps": total_steps // brax["num_evals"],
         },
     }

@@ -60,7 +60,7 @@ def best_checkpoint(
 
     Args:
         directory: The directory that `make_checkpoint_fn` was given.
-        metric: Name of the metric; its last value when the checkpoint was written counts.
+        metric: Name of the metric; its value at the checkpoint's own step counts.
         mode: Whether higher or lower is better. Of equals the later one is returned.
     """
     ranked = ranking(directory, metric, mode)

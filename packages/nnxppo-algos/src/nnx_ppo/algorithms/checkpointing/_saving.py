@@ -74,8 +74,9 @@ def make_checkpoint_fn(
         config: Stored with each checkpoint.
         keep_last: How many of the latest to keep, or None for all.
         keep_best: How many of the best to keep beside those, or None for no ranking.
-        best_metric: What ranks them; the last value logged before a checkpoint counts. As long as
-            no checkpoint has it, all are kept, with a warning.
+        best_metric: What ranks them; its value at the checkpoint's own step counts, and those
+            without one are no candidates. So let `checkpoint_every_steps` be a multiple of
+            `eval.every_steps`. As long as no checkpoint has it, all are kept, with a warning.
         best_mode: Whether higher or lower is better.
         asynchronous: Whether to write in the background. The state is copied to the host first;
             an error comes up with the next checkpoint, or at the end of training.
@@ -118,16 +119,20 @@ class _Checkpoints:
         self._thread = ThreadPoolExecutor(max_workers=1) if asynchronous else None
         self._pending: Future[None] | None = None
         self._metrics: dict[str, float | None] = {}
+        self._observed: int | None = None
 
     def observe(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Remember what was logged, to be stored beside the next checkpoint."""
+        """Remember what was logged, to be stored beside a checkpoint of the same step."""
+        if step != self._observed:
+            self._observed, self._metrics = step, {}
         for name, value in metrics.items():
             self._metrics[name] = float(value) if math.isfinite(value) else None
 
     def __call__(self, training_state: Any, step: int) -> None:
         """Save a training state."""
         self.wait()
-        content = _Content(training_state, step, self._config, dict(self._metrics))
+        metrics = self._metrics if step == self._observed else {}
+        content = _Content(training_state, step, self._config, dict(metrics))
 
         def save() -> None:
             final = self._directory / step_name(step)
