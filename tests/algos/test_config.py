@@ -61,6 +61,12 @@ from nnx_ppo.algorithms import (
             dict(adaptive_kl=0.1, learning_rate=0.1),
             "learning_rate=0.1 must lie from min_learning_rate=1e-05 to max_learning_rate=0.01",
         ),
+        (
+            PPOConfig,
+            dict(adaptive_kl=0.1, n_epochs=1, n_minibatches=1),
+            "adaptive_kl=0.1 has no effect with n_epochs=1 and n_minibatches=1",
+        ),
+        (PPOConfig, dict(target_kl=0.1, n_epochs=1, n_minibatches=1), "target_kl=0.1 has no eff"),
         (PPOConfig, dict(final_entropy_weight=0.0), "needs a number as entropy_weight to start"),
         (
             PPOConfig,
@@ -94,6 +100,17 @@ def test_assignment_shows_how_to_change_a_copy():
     with pytest.raises(dataclasses.FrozenInstanceError, match=r"replace\(config, n_envs=3\)"):
         config.n_envs = 3
     assert dataclasses.replace(config, n_envs=8).n_envs == 8
+
+
+def test_equal_configurations_have_the_same_hash():
+    configs = [
+        TrainConfig(
+            ppo=PPOConfig(discounting_factor={"a": 0.9}), video=VideoConfig(render_kwargs={"x": []})
+        )
+        for _ in range(2)
+    ]
+    assert hash(configs[0]) == hash(configs[1]) and configs[0] == configs[1]
+    assert configs[0] != TrainConfig()
 
 
 def test_lists_become_tuples():

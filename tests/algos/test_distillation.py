@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnx_ppo.algorithms import EvalConfig, LoggingLevel, eval_rollout
+from nnx_ppo.algorithms import EvalConfig, LoggingLevel, TrainConfig, eval_rollout, train_ppo
 from nnx_ppo.algorithms.checkpointing import load_checkpoint, make_checkpoint_fn
 from nnx_ppo.algorithms.config import DistillationConfig, DistillationTrainConfig
 from nnx_ppo.algorithms.distillation import (
@@ -25,7 +25,7 @@ from nnx_ppo.algorithms.imitation import mixed_loss
 from nnx_ppo.algorithms.raw_actions import check_same_heads, find_raw_actions
 from nnx_ppo.algorithms.types import DistillationTransition
 from nnx_ppo.core import EpisodeWrapper
-from nnx_ppo.core.testing import AnalyticState, FollowTarget, PickTarget
+from nnx_ppo.core.testing import AnalyticState, FollowTarget, PickTarget, TwoHands
 from nnx_ppo.networks import (
     LSTM,
     CategoricalSampler,
@@ -43,6 +43,7 @@ from nnx_ppo.networks import (
 )
 
 from .helpers import IntegerEnv, lstm_network, mlp_network
+from .test_training import hands_network
 
 RNGS = nnx.Rngs(0)
 
@@ -501,9 +502,36 @@ def test_networks_that_cannot_be_trained_are_refused():
         train_distillation(ENV, network_of(normal()), student, SMALL)
     with pytest.raises(ValueError, match="teacher and student share the variable layers/0/"):
         train_distillation(ENV, Sequential([student.layers[0], *teacher.layers]), student, SMALL)
+    start = new_distillation_state(ENV, student, student, 4, seed=0)
+    with pytest.raises(ValueError, match="teacher and student share the variable"):
+        distillation_step(ENV, student, start, 4, 6, 1, 1)
     with pytest.raises(ValueError, match="ppo_weight=-1.0 must be a finite number of at least 0"):
         DistillationConfig(ppo_weight=-1.0)
     assert default_distillation_config() == DistillationTrainConfig()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_arguments_of_another_kind_are_refused():
+    teacher, student = mlp_network(seed=5), mlp_network()
+    other: Any = TrainConfig()
+    with pytest.raises(TypeError, match="config must be a DistillationTrainConfig, got TrainConfi"):
+        train_distillation(ENV, teacher, student, other)
+    nothing: Any = None
+    with pytest.raises(TypeError, match="teacher must be a StatefulModule, got NoneType"):
+        train_distillation(ENV, nothing, student, SMALL)
+    other = SMALL
+    with pytest.raises(TypeError, match="config must be a TrainConfig, got DistillationTrainConfi"):
+        train_ppo(ENV, student, other)
+
+
+def test_a_student_of_which_one_head_is_in_evaluation_mode_is_refused_before_anything_runs():
+    def fail(metrics, step):
+        pytest.fail("it ran")
+
+    student: Any = hands_network()
+    student.layers[-1].action.modules["left"].eval()
+    with pytest.raises(ValueError, match=r"head 'left' would evaluate its own mean"):
+        train_distillation(TwoHands(), hands_network(), student, SMALL, log_fn=fail)
 
 
 # What it is for

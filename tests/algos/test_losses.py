@@ -113,6 +113,9 @@ def test_gae_names_the_tree_that_does_not_fit():
     flags = column([0, 0, 0, 0], bool)
     with pytest.raises(ValueError, match="values_excl_last must be a tree like rewards"):
         gae(rewards, values, {"a": jnp.zeros(1)}, flags, flags, LAMBDA, GAMMA)
+    flat = column(REWARDS)
+    with pytest.raises(ValueError, match="gamma must be a tree like rewards, with one entry for"):
+        gae(flat, flat, jnp.zeros(1), flags, flags, LAMBDA, {"a": 0.9})
 
 
 def test_gae_never_reads_past_an_end():
@@ -215,6 +218,11 @@ def test_value_loss_with_a_clipped_value():
     # No gradient where the clipped value has the larger error, as at the target 5.
     gradient = jax.grad(lambda v: value_loss(v, targets, old, clip_range=1.0))(values)
     np.testing.assert_allclose(gradient[:, 0], [0.0, 4.0 / 3.0, 0.5 / 3.0], rtol=1e-6)
+
+
+def test_clipping_a_value_needs_the_old_one():
+    with pytest.raises(ValueError, match="clip_range=0.2 clips how far values move from old_val"):
+        value_loss(jnp.ones((1, 1)), jnp.ones((1, 1)), clip_range=0.2)
 
 
 def test_huber_value_loss():

@@ -66,6 +66,16 @@ def test_percentiles():
     assert not any(name.endswith(("mean", "std")) for name in metrics)
 
 
+def test_percentiles_beside_an_infinity_and_of_nothing():
+    # The middle one of 1, 2, ∞ is 2; a quarter of the way from 1 is halfway to 2.
+    losses = {"losses/actor": jnp.asarray([1.0, jnp.inf, 2.0])}
+    metrics = compute_metrics(losses, ROLLOUT, LoggingLevel.NONE, (0, 25, 50, 100))
+    found = [metrics[f"losses/actor/p{level}"] for level in (0, 25, 50, 100)]
+    np.testing.assert_array_equal(found, [1.0, 1.5, 2.0, np.inf])
+    metrics = compute_metrics({"losses/actor": jnp.zeros(0)}, ROLLOUT, LoggingLevel.NONE, (50,))
+    assert np.isnan(metrics["losses/actor/p50"])
+
+
 def test_heads_and_booleans():
     losses = {"losses/actor": {"left": jnp.ones(3)}, "losses/clipping_fraction": jnp.ones(3) > 0}
     metrics = compute_metrics(losses, ROLLOUT, LoggingLevel.NONE)

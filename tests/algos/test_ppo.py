@@ -10,7 +10,7 @@ from flax import nnx
 
 from nnx_ppo.algorithms import LoggingLevel, PPOConfig, Transition, ppo_loss, ppo_step
 from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards
-from nnx_ppo.algorithms.optimizers import learning_rate_of
+from nnx_ppo.algorithms.optimizers import linear_rates
 from nnx_ppo.algorithms.ppo import new_training_state
 from nnx_ppo.algorithms.rollout import unroll_env
 from nnx_ppo.core import EpisodeWrapper, PPONetworkOutput, StatefulModule, StatefulModuleOutput
@@ -70,6 +70,20 @@ def test_ppo_loss_by_hand():
     np.testing.assert_allclose(metrics["losses/regularization"], 0.5, rtol=1e-6)
     np.testing.assert_array_equal(metrics["losses/clipping_fraction"], [[True], [False]])
     np.testing.assert_allclose(metrics["losses/advantages"], [[11.115], [13.0]], rtol=1e-6)
+
+
+def test_settings_of_the_loss_may_be_arrays_and_nothing_may_be_clipped():
+    # As above with ratio 1.5 unclipped: −(1.5·11.115 + 13)/2 = −14.83625.
+    scalars = {
+        name: jnp.asarray(value) for name, value in SETTINGS.items() if isinstance(value, float)
+    }
+    settings = {**SETTINGS, **scalars, "clip_range": np.inf}
+    _, metrics = ppo_loss(Scripted(), (), scripted_window(), **settings)
+    np.testing.assert_allclose(metrics["losses/actor"], -14.83625, rtol=1e-6)
+    # With no range at all the ratio counts as 1: −(11.115 + 13)/2 = −12.0575.
+    settings["clip_range"] = jnp.asarray(0.0)
+    _, metrics = ppo_loss(Scripted(), (), scripted_window(), **settings)
+    np.testing.assert_allclose(metrics["losses/actor"], -12.0575, rtol=1e-6)
 
 
 def test_normalised_advantages():
@@ -257,19 +271,20 @@ def test_first_episodes_have_different_ages():
 
 
 def test_the_learning_rate_falls_to_its_final_value():
-    # 100 steps are 5 iterations of 24 steps, with 2·2 updates each: 20 updates from 1 to 0.5.
+    # Iterations of 24 steps with 2·2 updates, from 1 to 0.5 over 96 steps: by 1/32 each 6 steps,
+    # however many updates there were before; from the end on 0.5.
     config = PPOConfig(
         n_envs=4,
         rollout_length=6,
-        total_steps=100,
+        total_steps=96,
         n_epochs=2,
         n_minibatches=2,
         learning_rate=1.0,
         final_learning_rate=0.5,
     )
-    schedule = learning_rate_of(config)
-    assert callable(schedule)
-    np.testing.assert_allclose(
-        np.stack([schedule(n) for n in (0, 10, 20, 30)]), [1.0, 0.75, 0.5, 0.5]
-    )
-    assert learning_rate_of(PPOConfig(learning_rate=0.25)) == 0.25
+    falling = np.arange(4) / 32
+    for steps, expected in ((0.0, 1.0 - falling), (48.0, 0.75 - falling), (96.0, [0.5] * 4)):
+        found = linear_rates(config, jnp.asarray(steps))
+        assert found is not None
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert linear_rates(PPOConfig(learning_rate=0.25), jnp.asarray(0.0)) is None

@@ -1,6 +1,7 @@
 """What PPO can do beyond its defaults: schedules, stops, value losses, windows, chunks."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,11 @@ from nnx_ppo.algorithms.entropy import check_entropy_weight, schedule_entropy_we
 from nnx_ppo.algorithms.heads import per_reward
 from nnx_ppo.algorithms.iteration import iterate
 from nnx_ppo.algorithms.metrics import compute_metrics
-from nnx_ppo.algorithms.objective import estimate_from_rollout
+from nnx_ppo.algorithms.objective import estimate_from_rollout, loss_settings
 from nnx_ppo.algorithms.optimizers import (
     AdaptiveRate,
     configured_optimizer,
+    given_optimizer,
     last_learning_rate,
     make_optimizer,
 )
@@ -30,7 +32,7 @@ from nnx_ppo.networks.adapter import PPOAdapter
 from nnx_ppo.networks.containers import Sequential
 from nnx_ppo.networks.feedforward import Dense
 from nnx_ppo.networks.recurrent import LSTM
-from nnx_ppo.networks.sampling_layers import EntropyWeight, NormalTanhSampler
+from nnx_ppo.networks.sampling_layers import ActionSampler, EntropyWeight, NormalTanhSampler
 from nnx_ppo.networks.variational import AR1VariationalBottleneck
 
 from .helpers import CountingNetwork, IntegerEnv, lstm_network, mlp_network
@@ -48,6 +50,11 @@ def noisy_network(seed=0):
     return Sequential(
         [LSTM(1, 4, rngs), Dense(4, 4, rngs), AR1VariationalBottleneck(2, rngs), adapter]
     )
+
+
+def after_one_iteration():
+    """Stops then; the first question comes before it."""
+    return iter([False, True]).__next__
 
 
 def run(network, stop_fn=None, initial_state=None, optimizer=None, **fields):
@@ -115,6 +122,22 @@ def test_an_optimiser_of_another_kind_is_refused():
         new_training_state(ENV, mlp_network(), 2, 0, 1e-4, 1.0, optimizer=optax.sgd(0.1))
 
 
+def test_an_optimiser_that_needs_more_than_gradients_is_refused():
+    plateau = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())
+    with pytest.raises(TypeError) as caught:
+        run(mlp_network(), optimizer=plateau)
+    assert any("trial of optimizer.update" in note for note in caught.value.__notes__)
+    every_second: Any = optax.MultiSteps(optax.sgd(0.1), 2)
+    given_optimizer(mlp_network(), every_second.gradient_transformation(), {})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_steps_of_several_gradients_are_handed_in_as_a_transformation():
+    every_second: Any = optax.MultiSteps(optax.sgd(0.1), 2)
+    with pytest.raises(TypeError, match=r"got MultiSteps. Hand in its .gradient_transformation"):
+        given_optimizer(mlp_network(), every_second, {})
+
+
 def test_a_schedule_must_give_a_number():
     with pytest.raises(ValueError, match="learning_rate is a schedule and must return one number"):
         run(mlp_network(), learning_rate=lambda n: jnp.ones(2))
@@ -128,7 +151,7 @@ def test_an_optimiser_handed_in_trains_stops_and_resumes():
     """
     network, other = mlp_network(), mlp_network(seed=9)
     optimizer = optax.sgd(optax.piecewise_constant_schedule(1e-1, {1: 0.0}))
-    first = run(network, stop_fn=lambda: True, optimizer=optimizer, target_kl=1e-7)
+    first = run(network, stop_fn=after_one_iteration(), optimizer=optimizer, target_kl=1e-7)
     assert first.final_metrics["losses/update_rate"] == 0.25
     assert first.training_state.optimizer.step[...] == 1
     rest = run(other, initial_state=first.training_state, optimizer=optimizer, target_kl=1e-7)
@@ -208,6 +231,41 @@ def test_the_rate_adapts_from_the_second_update_on():
     np.testing.assert_allclose(rate, 0.4, rtol=1e-6)
 
 
+def test_an_adapted_rate_goes_on_and_any_other_does_not():
+    # Nothing is known of one update, so it keeps the rate that adaptation starts from: the
+    # settings' until a rate was adapted, then that one, until settings take over again.
+    network, gradient = Falling(), nnx.State({"scale": nnx.Param(jnp.ones(()))})
+    adaptive = AdaptiveRate(1.0, 1e-3, 10.0)
+
+    def rate_after(state, settings, **known):
+        optimizer = make_optimizer(network, **settings)
+        nnx.update(optimizer, state)
+        optimizer.update(network, gradient, **known)
+        return last_learning_rate(optimizer), nnx.state(optimizer)
+
+    state = nnx.state(make_optimizer(network, 0.4))
+    found = []
+    for settings, known in (
+        ({"learning_rate": 0.4}, {}),
+        ({"learning_rate": 0.2, "adaptive": adaptive}, {"divergence": jnp.asarray(jnp.nan)}),
+        ({"learning_rate": 0.1, "adaptive": adaptive}, {"divergence": jnp.asarray(jnp.nan)}),
+        ({"learning_rate": 0.1}, {}),
+        ({"learning_rate": 0.3, "adaptive": adaptive}, {"divergence": jnp.asarray(jnp.nan)}),
+    ):
+        rate, state = rate_after(state, settings, **known)
+        found.append(rate)
+    np.testing.assert_allclose(found, [0.4, 0.2, 0.2, 0.1, 0.3], rtol=1e-6)
+
+
+def test_a_linear_rate_ends_where_it_should_whatever_is_left_out():
+    """Only the first of 4 updates of each of 3 iterations takes place, from 0.01 towards 0."""
+    fields = {"learning_rate": 1e-2, "final_learning_rate": 0.0, "target_kl": 1e-9}
+    result = run(mlp_network(), **fields)
+    assert result.final_metrics["losses/update_rate"] == 0.25
+    # The last iteration starts after 96 of 144 steps.
+    np.testing.assert_allclose(result.final_metrics["learning_rate"], 1e-2 / 3, rtol=1e-5)
+
+
 # Metrics
 
 
@@ -252,6 +310,16 @@ def test_the_weight_of_the_entropy_follows_its_schedule():
     np.testing.assert_allclose(weights_of(network), [7e-3] * 2, rtol=1e-6)
     with pytest.raises(ValueError, match="networks has no EntropyWeight"):
         check_entropy_weight(CountingNetwork(), config)
+
+
+def test_a_sampler_without_a_weight_is_named():
+    class Weightless(ActionSampler):
+        def __call__(self, state, mean_and_std, rollout_extras=None):
+            raise NotImplementedError
+
+    samplers: Any = [NormalTanhSampler(nnx.Rngs(0), 0.1), Weightless()]
+    with pytest.raises(ValueError, match="the Weightless at layers/1 has no EntropyWeight"):
+        check_entropy_weight(Sequential(samplers), PPOConfig(entropy_weight=0.1))
 
 
 def weights_of(network):
@@ -312,7 +380,8 @@ def test_advantages_of_the_window():
         normalize_advantages=False,
         advantages="window",
     )
-    found = estimate_from_rollout(network, window.network_state, window.rollout, config)
+    end = (network, window.network_state, window.rollout)
+    found = estimate_from_rollout(*end, loss_settings(config))
     values = np.array([0.0, 4 / 3, 8 / 3, 0.0, 4 / 3])
     targets = 1 + 0.9 * np.array([4 / 3, 8 / 3, 4.0, 4 / 3, 8 / 3])
     np.testing.assert_allclose(found.targets[:, 0], targets, rtol=1e-6)
@@ -324,7 +393,7 @@ def test_advantages_of_the_window():
         advantages="window",
         advantage_normalization="window",
     )
-    found = estimate_from_rollout(network, window.network_state, window.rollout, config)
+    found = estimate_from_rollout(*end, loss_settings(config))
     raw = targets - values
     expected = (raw - raw.mean()) / raw.std()
     np.testing.assert_allclose(found.per_action[:, 0], expected, rtol=1e-4)
@@ -355,8 +424,8 @@ def test_no_ratio_moves_in_chunks_while_no_weight_does():
 
 def test_chunks_as_long_as_the_window_are_the_window():
     networks = [lstm_network(), lstm_network()]
-    run(networks[0], advantages="window", stop_fn=lambda: True)
-    run(networks[1], advantages="window", chunk_length=6, stop_fn=lambda: True)
+    run(networks[0], advantages="window", stop_fn=after_one_iteration())
+    run(networks[1], advantages="window", chunk_length=6, stop_fn=after_one_iteration())
     assert_same_parameters(*networks)
 
 
@@ -389,7 +458,7 @@ def test_everything_at_once_resumes_exactly():
         whole = run(through, **fields)
     # Once when the schedule is checked, once when the iteration is compiled.
     assert len(traced) == 2
-    first = run(network, stop_fn=lambda: True, **fields)
+    first = run(network, stop_fn=after_one_iteration(), **fields)
     rest = run(other, initial_state=first.training_state, **fields)
     assert (first.total_iterations, rest.total_iterations) == (1, 2)
     assert_same_parameters(through, other)

@@ -135,7 +135,7 @@ def check_minibatches(config: Any) -> None:
 
 
 def check_schedules(config: Any) -> None:
-    """Raise if fields that change learning rate or entropy weight contradict each other.
+    """Raise if fields that follow the run, or the divergence, contradict each other.
 
     Raises:
         ValueError: Names the fields and the fix.
@@ -147,6 +147,7 @@ def check_schedules(config: Any) -> None:
             f"{kind}: final_learning_rate={final} needs a number as learning_rate, got a schedule; "
             "let the schedule end there and set final_learning_rate=None."
         )
+    _check_divergence_is_used(config)
     if adaptive is not None:
         if callable(rate) or final is not None:
             raise ValueError(
@@ -173,7 +174,21 @@ def check_schedules(config: Any) -> None:
         )
 
 
-def check_chunks(config: Any) -> None:
+def _check_divergence_is_used(config: Any) -> None:
+    """Raise if there is only one update, before which the policy cannot have moved."""
+    if config.n_epochs * config.n_minibatches > 1:
+        return
+    for name in ("adaptive_kl", "target_kl"):
+        value = getattr(config, name)
+        if value is not None:
+            raise ValueError(
+                f"{type(config).__name__}: {name}={value} has no effect with n_epochs=1 and "
+                "n_minibatches=1: the policy moves from the second update of an iteration on. "
+                f"Raise one of them, or set {name}=None."
+            )
+
+
+def check_windows(config: Any) -> None:
     """Raise if windows cannot be cut, or their advantages not be treated, as is asked for.
 
     Raises:
@@ -246,7 +261,13 @@ def frozen_config(cls: Class) -> Class:
             f"config = dataclasses.replace(config, {name}={value!r})"
         )
 
+    def hashed(self: Any) -> int:
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return hash(tuple(frozenset(v) if isinstance(v, dict) else v for v in values))
+
     cls.__setattr__ = refuse  # pyright: ignore[reportAttributeAccessIssue]
+    # Of dicts only the names are hashed, since their values may have no hash.
+    cls.__hash__ = hashed  # pyright: ignore[reportAttributeAccessIssue]
     return cls
 
 

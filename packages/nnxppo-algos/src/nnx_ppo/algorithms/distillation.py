@@ -16,6 +16,8 @@ from jaxtyping import Array, PyTree, Shaped
 from nnx_ppo.algorithms._validation import check_schedule
 from nnx_ppo.algorithms.checks import (
     check_discounts,
+    check_kind,
+    check_module,
     check_network,
     check_number_of_environments,
     check_training_mode,
@@ -29,7 +31,7 @@ from nnx_ppo.algorithms.config import (
     DistillationTrainResult,
     VideoData,
 )
-from nnx_ppo.algorithms.imitation import imitation_loss, iterate
+from nnx_ppo.algorithms.imitation import heads_that_learn, imitation_loss, iterate
 from nnx_ppo.algorithms.keys import purpose_keys
 from nnx_ppo.algorithms.lessons import Lesson, by_its_means, matched_heads, step, unroll
 from nnx_ppo.algorithms.optimizers import make_optimizer
@@ -94,16 +96,19 @@ def train_distillation(
         checkpoint_fn: As in `train_ppo`, with a `DistillationState`.
         eval_env: Environment for evaluation and videos; `env` if None.
         initial_state: A state to go on from, as in `train_ppo`.
-        stop_fn: Asked after each iteration whether to end early.
+        stop_fn: Asked whether to end early, as in `train_ppo`.
 
     Returns:
         The final state, metrics and evaluation history.
 
     Raises:
+        TypeError: `config`, `teacher` or `student` is of another kind than it must be.
         ValueError: A network does not fit the environment, the networks do not fit each other, or
             `initial_state` does not fit the configuration. Raised before anything compiles.
     """
     config = _resolved(config, total_steps, seed)
+    check_module("teacher", teacher)
+    check_module("student", student)
     settings = config.distillation
     eval_env = env if eval_env is None else eval_env
     check_video(config.video, eval_env)
@@ -221,6 +226,9 @@ def distillation_step(  # noqa: PLR0917  (documented)
 
     Returns:
         The next state, and the metrics by name.
+
+    Raises:
+        ValueError: The networks share variables, their heads do not match, or a setting is wrong.
     """
     config = DistillationConfig(
         n_envs=n_envs,
@@ -231,6 +239,7 @@ def distillation_step(  # noqa: PLR0917  (documented)
         logging_percentiles=logging_percentiles,
     )
     check_number_of_environments(distillation_state.env_states, n_envs)
+    _check_apart(teacher, distillation_state.student)
     return iterate(env, teacher, distillation_state, config)
 
 
@@ -328,11 +337,18 @@ def _check_teacher(env: RLEnv, teacher: StatefulModule, student: StatefulModule)
     Raises:
         TypeError: The teacher's output is no `PPONetworkOutput`.
         ValueError: The teacher does not run on the environment's observations, its action heads
-            are not the student's, or the networks share variables.
+            are not the student's, one of those is in evaluation mode, or the networks share
+            variables.
     """
     obs = first_state_shapes(env).obs
     network_output(teacher, obs, "teacher", values=False)
     matched_heads(teacher, student, obs)
+    heads_that_learn(student, obs)
+    _check_apart(teacher, student)
+
+
+def _check_apart(teacher: StatefulModule, student: StatefulModule) -> None:
+    """Raise if two networks share variables."""
     own = {id(node) for _, node in nnx.iter_graph(student) if isinstance(node, nnx.Variable)}
     for path, node in nnx.iter_graph(teacher):
         if isinstance(node, nnx.Variable) and id(node) in own:
@@ -347,6 +363,8 @@ def _resolved(
 ) -> DistillationTrainConfig:
     """Apply the convenience arguments of `train_distillation`; the result is checked."""
     config = default_distillation_config() if config is None else config
+    cure = "Build it as DistillationTrainConfig(DistillationConfig(…)); a TrainConfig is PPO's."
+    check_kind("config", config, DistillationTrainConfig, cure)
     if total_steps is not None:
         settings = dataclasses.replace(config.distillation, total_steps=total_steps)
         config = dataclasses.replace(config, distillation=settings)

@@ -9,14 +9,15 @@ from jaxtyping import Array, Float
 from nnx_ppo.algorithms._validation import check_schedule
 from nnx_ppo.algorithms.config import PPOConfig
 from nnx_ppo.core import StatefulModule
-from nnx_ppo.networks.sampling_layers import EntropyWeight
+from nnx_ppo.networks.sampling_layers import ActionSampler, EntropyWeight
 
 
 def check_entropy_weight(networks: StatefulModule, config: PPOConfig) -> None:
     """Raise if the configuration sets a weight that the network does not have.
 
     Raises:
-        ValueError: No module holds an `EntropyWeight`, or the schedule gives no number.
+        ValueError: No module holds an `EntropyWeight`, or an action sampler has none, or the
+            schedule gives no number.
     """
     if config.entropy_weight is None:
         return
@@ -26,6 +27,14 @@ def check_entropy_weight(networks: StatefulModule, config: PPOConfig) -> None:
             "entropy_weight is set, but networks has no EntropyWeight to write it to. "
             "Action samplers of nnx_ppo.networks have one; with others leave entropy_weight=None."
         )
+    for path, node in nnx.iter_modules(networks):
+        has_weight = bool(jax.tree.leaves(nnx.state(node, EntropyWeight)))
+        if isinstance(node, ActionSampler) and not has_weight:
+            raise ValueError(
+                f"entropy_weight is set, but the {type(node).__name__} at "
+                f"{'/'.join(map(str, path))} has no EntropyWeight to write it to. Give it one, or "
+                "leave entropy_weight=None."
+            )
 
 
 def schedule_entropy_weight(

@@ -1,22 +1,22 @@
 """Learning to act as a teacher does: the loss, and one iteration of distillation."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from nnx_ppo.algorithms._functional import clone_keys, functional_copy
+from nnx_ppo.algorithms._functional import clone_keys
 from nnx_ppo.algorithms.bookkeeping import finished, iteration_keys
 from nnx_ppo.algorithms.config import DistillationConfig
 from nnx_ppo.algorithms.counters import as_float, words_of
 from nnx_ppo.algorithms.heads import sum_heads
-from nnx_ppo.algorithms.iteration import carry_drift
 from nnx_ppo.algorithms.lessons import unroll
-from nnx_ppo.algorithms.objective import ratio_error
+from nnx_ppo.algorithms.objective import loss_settings, objective
 from nnx_ppo.algorithms.optimizers import last_learning_rate
-from nnx_ppo.algorithms.ppo import ppo_loss
 from nnx_ppo.algorithms.raw_actions import RawActions, find_raw_actions, head_text
+from nnx_ppo.algorithms.replay import carry_drift, replay_error
 from nnx_ppo.algorithms.types import (
     DistillationState,
     DistillationTransition,
@@ -39,13 +39,7 @@ def imitation_loss(
     obs = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rollout_data.obs
     )
-    heads = find_raw_actions("student", student, obs)
-    for head in heads.heads:
-        if head.sampler.deterministic:
-            raise ValueError(
-                f"The student is in evaluation mode: {head_text(head.name)} would evaluate its own "
-                "mean and not the teacher's. Call student.train() before training."
-            )
+    heads = heads_that_learn(student, obs)
     extras = heads.write(rollout_data.student_rollout_extras, _teacher_actions(rollout_data, heads))
     replay = student.unroll(clone_keys(student_state), rollout_data.obs, rollout_data.done, extras)
     loglikelihoods = replay.output.loglikelihoods
@@ -58,6 +52,22 @@ def imitation_loss(
     if LoggingLevel.ACTOR_EXTRA in logging_level:
         metrics["loglikelihood"] = loglikelihoods
     return sum_heads(nll) + regularization, metrics
+
+
+def heads_that_learn(student: StatefulModule, obs: PyTree) -> RawActions:
+    """Find the raw actions of a student, as `find_raw_actions` does.
+
+    Raises:
+        ValueError: An action head is in evaluation mode.
+    """
+    found = find_raw_actions("student", student, obs)
+    for head in found.heads:
+        if head.sampler.deterministic:
+            raise ValueError(
+                f"The student is in evaluation mode: {head_text(head.name)} would evaluate its own "
+                "mean and not the teacher's. Call student.train() before training."
+            )
+    return found
 
 
 def _teacher_actions(rollout: DistillationTransition, student: RawActions) -> list[Any]:
@@ -100,18 +110,12 @@ def mixed_loss(
         weight: Weight of PPO's part.
     """
     loss, metrics = imitation_loss(student, student_state, part, config.logging_level)
-    ppo, ppo_metrics = ppo_loss(
-        student,
-        student_state,
-        _as_ppo_sees_it(part),
-        config.clip_range,
-        config.normalize_advantages,
-        config.combine_advantages,
-        config.discounting_factor,
-        config.gae_lambda,
-        config.critic_loss_weight,
-        config.logging_level | LoggingLevel.LOSSES,
+    settings = loss_settings(config)
+    settings = dataclasses.replace(
+        settings, logging_level=settings.logging_level | LoggingLevel.LOSSES
     )
+    acted = _as_ppo_sees_it(part)
+    ppo, ppo_metrics = objective(student, student_state, acted, None, settings)
     # Both losses have the student's regularisation in them, which is to count once.
     ppo = ppo - ppo_metrics["losses/regularization"]
     if LoggingLevel.LOSSES in config.logging_level:
@@ -172,7 +176,7 @@ def iterate(
     acted = _as_ppo_sees_it(rollout)
     shown: dict[str, Any] = {}
     if LoggingLevel.ACTOR_EXTRA in config.logging_level and not config.uses_ppo:
-        shown["losses/ratio_error"] = _replay_error(student, state.student_states, acted)
+        shown["losses/ratio_error"] = replay_error(student, state.student_states, acted)
     updates = learn(
         student,
         state.optimizer,
@@ -196,17 +200,6 @@ def iterate(
         rng_key=keys.next,
     )
     return finished(state, student, {**updates, **shown}, rollout, config)
-
-
-def _replay_error(
-    student: StatefulModule, student_state: PyTree, acted: Transition
-) -> Float[Array, ""]:
-    """Return how far any probability ratio is from 1 in a replay under unchanged weights."""
-    replay = functional_copy(student).unroll(
-        clone_keys(student_state), acted.obs, acted.done, acted.rollout_extras
-    )
-    new, old = replay.output.loglikelihoods, acted.network_output.loglikelihoods
-    return ratio_error(jax.tree.map(lambda new, old: jnp.exp(new - old), new, old))
 
 
 def _what_learning_needs(rollout: DistillationTransition) -> DistillationTransition:

@@ -48,8 +48,8 @@ def gae(  # noqa: PLR0917  (documented)
     def per_head(name: str, tree: PyTree) -> list[Any]:
         if jax.tree.structure(tree) != structure:
             raise ValueError(
-                f"{name} must be a tree like rewards, expected {structure}, got "
-                f"{jax.tree.structure(tree)}: one value estimate is needed for each reward."
+                f"{name} must be a tree like rewards, with one entry for each reward head: "
+                f"expected {structure}, got {jax.tree.structure(tree)}."
             )
         return jax.tree.leaves(tree)
 
@@ -134,9 +134,12 @@ def value_loss(
         old_values: Values of the rollout; read only with `clip_range`.
         clip_range: Where a value has moved from its old one by more than this, the error is that
             of the clipped value if that is larger. So nothing is gained by moving further
-            (appendix of Engstrom et al. 2020, arXiv:2005.12729).
+            (appendix of Engstrom et al. 2020, arXiv:2005.12729). Needs `old_values`.
         huber_delta: Size of an error from which on the loss grows linearly (Huber 1964,
             doi:10.1214/aoms/1177703732), or None.
+
+    Raises:
+        ValueError: There is a `clip_range` but no `old_values`.
     """
     if clip_range is None and huber_delta is None:
         return 0.5 * jnp.square(values - targets).mean()
@@ -149,7 +152,12 @@ def value_loss(
         return inside * (jnp.abs(error) - 0.5 * inside)
 
     loss = each(values)
-    if clip_range is not None and old_values is not None:
+    if clip_range is not None:
+        if old_values is None:
+            raise ValueError(
+                f"clip_range={clip_range} clips how far values move from old_values, got None; "
+                "pass the values of the rollout, or clip_range=None."
+            )
         moved = jnp.clip(values - old_values, -clip_range, clip_range)
         loss = jnp.maximum(loss, each(old_values + moved))
     return loss.mean()

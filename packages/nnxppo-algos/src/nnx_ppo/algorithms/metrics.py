@@ -119,18 +119,22 @@ def _statistics(
 
 
 def _percentiles(values: Array, levels: Array, where: Array | None) -> Array:
-    """Return percentiles of those values that count, NaN if one of them is.
+    """Return percentiles of those values that count, NaN if one of them is or there are none.
 
     Between two values they are interpolated from the lower one, so that percentiles of equal values
     are that value; `jnp.percentile` adds two weighted values, which rounds.
     """
+    if not values.size:
+        return jnp.full(levels.shape, jnp.nan, values.dtype)
     where = jnp.ones(values.shape, bool) if where is None else where
     last = where.sum() - 1
     ordered = jnp.sort(jnp.where(where, values, jnp.inf).ravel())
-    position = levels / 100.0 * last
+    position = levels * last / 100.0
     below = jnp.floor(position).astype(jnp.int32)
     low, high = ordered[below], ordered[jnp.minimum(below + 1, last)]
-    found = jnp.where(low == high, low, low + (position - below) * (high - low))
+    # Where nothing lies between, an infinity above must not be multiplied by 0.
+    exact = (low == high) | (position == below)
+    found = jnp.where(exact, low, low + (position - below) * (high - low))
     return jnp.where((jnp.isnan(values) & where).any(), jnp.nan, found)
 
 

@@ -1,5 +1,7 @@
 """PPO's loss of some environments' windows, with all its variants."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -7,9 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from nnx_ppo.algorithms._functional import clone_keys, query_values
-from nnx_ppo.algorithms.config import PPOConfig
+from nnx_ppo.algorithms.config import DistillationConfig, PPOConfig
 from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards, per_reward, sum_heads
 from nnx_ppo.algorithms.losses import (
+    Scalar,
     approximate_kl,
     clipped_surrogate,
     explained_variance,
@@ -19,9 +22,38 @@ from nnx_ppo.algorithms.losses import (
     r_squared,
     value_loss,
 )
+from nnx_ppo.algorithms.replay import ratio_error
 from nnx_ppo.algorithms.types import LoggingLevel, Transition
 from nnx_ppo.algorithms.updates import DIVERGENCE
 from nnx_ppo.core import JaxDataclass, StatefulModule, UnrollOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSettings:
+    """What the loss depends on; fields as in `PPOConfig`, where numbers may also be arrays.
+
+    Nothing is checked: the functions that users call with single settings take any number.
+    """
+
+    clip_range: Scalar
+    normalize_advantages: bool
+    combine_advantages: bool
+    discounting_factor: Scalar | Mapping[str, Scalar]
+    gae_lambda: Scalar
+    critic_loss_weight: Scalar
+    logging_level: LoggingLevel
+    advantage_normalization: str = "minibatch"
+    value_clip_range: Scalar | None = None
+    huber_delta: Scalar | None = None
+    target_kl: float | None = None
+    adaptive_kl: float | None = None
+
+
+def loss_settings(config: PPOConfig | DistillationConfig) -> LossSettings:
+    """Return what a configuration says of the loss."""
+    names = {field.name for field in dataclasses.fields(config)}
+    shared = [field.name for field in dataclasses.fields(LossSettings) if field.name in names]
+    return LossSettings(**{name: getattr(config, name) for name in shared})
 
 
 class Estimates(JaxDataclass):
@@ -39,7 +71,12 @@ class Estimates(JaxDataclass):
 
 
 def estimate(
-    rollout: Transition, values: PyTree, last_values: PyTree, config: PPOConfig, *, normalize: bool
+    rollout: Transition,
+    values: PyTree,
+    last_values: PyTree,
+    settings: LossSettings,
+    *,
+    normalize: bool,
 ) -> Estimates:
     """Estimate advantages and targets.
 
@@ -47,25 +84,25 @@ def estimate(
         rollout: The window, leaves `(time, batch, …)`.
         values: Values of its observations, leaves `(time, batch)`.
         last_values: Values after the last step, leaves `(batch,)`.
-        config: The configuration.
+        settings: The settings.
         normalize: Whether to standardise over what is given here.
 
     Raises:
         ValueError: Heads of rewards, values, discounts and actions do not fit each other.
     """
-    discounts = per_reward("discounting_factor", config.discounting_factor, rollout.rewards)
+    discounts = per_reward("discounting_factor", settings.discounting_factor, rollout.rewards)
     advantages = gae(
         match_rewards(rollout.rewards, values),
         values,
         last_values,
         rollout.done,
         rollout.truncated,
-        config.gae_lambda,
+        settings.gae_lambda,
         match_rewards(discounts, values),
         rollout.bootstrap_values,
     )
     per_action = advantages_per_action(
-        advantages, rollout.network_output.loglikelihoods, config.combine_advantages
+        advantages, rollout.network_output.loglikelihoods, settings.combine_advantages
     )
     if normalize:
         per_action = jax.tree.map(normalized, per_action)
@@ -74,7 +111,7 @@ def estimate(
 
 
 def estimate_from_rollout(
-    networks: StatefulModule, end_state: PyTree, rollout: Transition, config: PPOConfig
+    networks: StatefulModule, end_state: PyTree, rollout: Transition, settings: LossSettings
 ) -> Estimates:
     """Estimate advantages once for a whole window, from the values of the rollout.
 
@@ -82,14 +119,14 @@ def estimate_from_rollout(
         networks: The network, still with the weights of the rollout; not changed.
         end_state: The carry at the window's end, leaves `(batch, …)`.
         rollout: The window, leaves `(time, batch, …)`.
-        config: The configuration.
+        settings: The settings.
     """
     return estimate(
         rollout,
         rollout.network_output.value_estimates,
         query_values(networks, end_state, _last(rollout.next_obs)),
-        config,
-        normalize=config.normalize_advantages and config.advantage_normalization == "window",
+        settings,
+        normalize=settings.normalize_advantages and settings.advantage_normalization == "window",
     )
 
 
@@ -98,7 +135,7 @@ def objective(
     network_state: PyTree,
     rollout: Transition,
     estimates: Estimates | None,
-    config: PPOConfig,
+    settings: LossSettings,
 ) -> tuple[Array, dict[str, PyTree]]:
     """Replay a window under the current weights and return PPO's loss.
 
@@ -107,7 +144,7 @@ def objective(
         network_state: The carry at the window's start, leaves `(batch, …)`.
         rollout: The window, leaves `(time, batch, …)`; of `next_obs` the last step is read.
         estimates: Those of the window, or None to make them from the values of the replay.
-        config: The configuration.
+        settings: The settings.
 
     Returns:
         The loss: surrogates and weighted value losses summed over heads, plus the network's mean
@@ -117,8 +154,8 @@ def objective(
         clone_keys(network_state), rollout.obs, rollout.done, rollout.rollout_extras
     )
     if estimates is None:
-        estimates = _estimate_from_replay(networks, replay, rollout, config)
-    elif config.normalize_advantages and config.advantage_normalization == "minibatch":
+        estimates = _estimate_from_replay(networks, replay, rollout, settings)
+    elif settings.normalize_advantages and settings.advantage_normalization == "minibatch":
         per_action = jax.tree.map(normalized, estimates.per_action)
         estimates = estimates.replace(per_action=per_action)
     old = rollout.network_output
@@ -126,25 +163,25 @@ def objective(
         lambda new, old: jnp.exp(new - old), replay.output.loglikelihoods, old.loglikelihoods
     )
     actor = jax.tree.map(
-        lambda r, a: clipped_surrogate(r, a, config.clip_range), ratios, estimates.per_action
+        lambda r, a: clipped_surrogate(r, a, settings.clip_range), ratios, estimates.per_action
     )
-    critic = _value_losses(replay.output.value_estimates, estimates.targets, old, config)
+    critic = _value_losses(replay.output.value_estimates, estimates.targets, old, settings)
     regularization = replay.regularization_loss.mean()
-    loss = sum_heads(actor) + config.critic_loss_weight * sum_heads(critic) + regularization
+    loss = sum_heads(actor) + settings.critic_loss_weight * sum_heads(critic) + regularization
 
     metrics: dict[str, PyTree] = {}
-    if LoggingLevel.LOSSES in config.logging_level:
+    if LoggingLevel.LOSSES in settings.logging_level:
         metrics["losses/actor"] = actor
         metrics["losses/critic"] = critic
         metrics["losses/regularization"] = regularization
-    metrics.update(_actor_metrics(replay, rollout, ratios, config))
-    if LoggingLevel.CRITIC_EXTRA in config.logging_level:
+    metrics.update(_actor_metrics(replay, rollout, ratios, settings))
+    if LoggingLevel.CRITIC_EXTRA in settings.logging_level:
         metrics.update(_critic_metrics(replay.output.value_estimates, estimates))
     return loss, metrics
 
 
 def _estimate_from_replay(
-    networks: StatefulModule, replay: UnrollOutput, rollout: Transition, config: PPOConfig
+    networks: StatefulModule, replay: UnrollOutput, rollout: Transition, settings: LossSettings
 ) -> Estimates:
     """Estimate advantages of a minibatch from the values of its replay."""
     last_values = query_values(networks, replay.next_state, _last(rollout.next_obs))
@@ -152,20 +189,20 @@ def _estimate_from_replay(
         rollout,
         jax.lax.stop_gradient(replay.output.value_estimates),
         jax.lax.stop_gradient(last_values),
-        config,
-        normalize=config.normalize_advantages,
+        settings,
+        normalize=settings.normalize_advantages,
     )
 
 
-def _value_losses(values: PyTree, targets: PyTree, old: Any, config: PPOConfig) -> Any:
+def _value_losses(values: PyTree, targets: PyTree, old: Any, settings: LossSettings) -> Any:
     """Return the value loss of each head."""
-    if config.value_clip_range is None:
+    if settings.value_clip_range is None:
         return jax.tree.map(
-            lambda v, t: value_loss(v, t, huber_delta=config.huber_delta), values, targets
+            lambda v, t: value_loss(v, t, huber_delta=settings.huber_delta), values, targets
         )
     return jax.tree.map(
         lambda v, t, o: value_loss(
-            v, t, o, clip_range=config.value_clip_range, huber_delta=config.huber_delta
+            v, t, o, clip_range=settings.value_clip_range, huber_delta=settings.huber_delta
         ),
         values,
         targets,
@@ -174,26 +211,21 @@ def _value_losses(values: PyTree, targets: PyTree, old: Any, config: PPOConfig) 
 
 
 def _actor_metrics(
-    replay: UnrollOutput, rollout: Transition, ratios: PyTree, config: PPOConfig
+    replay: UnrollOutput, rollout: Transition, ratios: PyTree, settings: LossSettings
 ) -> dict[str, PyTree]:
     """Return what is to be known of the policy's change."""
     metrics: dict[str, PyTree] = {}
     new, old = replay.output.loglikelihoods, rollout.network_output.loglikelihoods
-    if config.target_kl is not None or config.adaptive_kl is not None:
+    if settings.target_kl is not None or settings.adaptive_kl is not None:
         metrics[DIVERGENCE] = sum_heads(jax.tree.map(approximate_kl, new, old))
-    if LoggingLevel.ACTOR_EXTRA in config.logging_level:
+    if LoggingLevel.ACTOR_EXTRA in settings.logging_level:
         metrics["losses/clipping_fraction"] = jax.tree.map(
-            lambda ratio: outside_clip(ratio, config.clip_range), ratios
+            lambda ratio: outside_clip(ratio, settings.clip_range), ratios
         )
         metrics["losses/approx_kl"] = jax.tree.map(approximate_kl, new, old)
         metrics["losses/ratio_error"] = ratio_error(ratios)
         metrics["loglikelihood"] = new
     return metrics
-
-
-def ratio_error(ratios: PyTree) -> Array:
-    """Return how far any ratio is from 1, at most."""
-    return jnp.stack([jnp.abs(ratio - 1.0).max() for ratio in jax.tree.leaves(ratios)]).max()
 
 
 def _critic_metrics(values: PyTree, estimates: Estimates) -> dict[str, PyTree]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from nnx_ppo.algorithms._validation import check_schedule
 from nnx_ppo.algorithms.config import PPOConfig
@@ -42,10 +42,11 @@ class AdaptiveRate:
 
 
 class RateState(NamedTuple):
-    """Where a learning rate stands: how many updates there were, and the rate of the last one."""
+    """Where a learning rate stands: the number of updates, and how the last one got its rate."""
 
     n_updates: Int[Array, ""]
     rate: Float[Array, ""]
+    adapted: Bool[Array, ""]
 
 
 def scale_by_rate(
@@ -54,32 +55,37 @@ def scale_by_rate(
     """Scale by minus the learning rate, which the state of the transformation shows.
 
     Args:
-        schedule: The rate of each update, by number; the first one's only, if `adaptive`.
-        adaptive: How the rate follows the `divergence` that each update is then given.
+        schedule: The rate of each update, by number, unless the update is given a `learning_rate`.
+            With `adaptive` the rate that adaptation starts from, at 0.
+        adaptive: How the rate follows the `divergence` that each update is then given. It goes on
+            from the rate of the last update if that was adapted too.
     """
 
     def init(params: optax.Params) -> RateState:
         del params
-        return RateState(jnp.zeros((), jnp.int32), jnp.asarray(schedule(0), jnp.float32))
+        rate = jnp.asarray(schedule(0), jnp.float32)
+        return RateState(jnp.zeros((), jnp.int32), rate, jnp.asarray(False))
 
     def update(
         updates: optax.Updates,
         state: RateState,
         params: optax.Params | None = None,
         *,
+        learning_rate: Array | None = None,
         divergence: Array | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, RateState]:
         del params, extra
         if adaptive is None:
-            rate = jnp.asarray(schedule(state.n_updates), jnp.float32)
+            due = schedule(state.n_updates) if learning_rate is None else learning_rate
+            rate = jnp.asarray(due, jnp.float32)
         elif divergence is None:
             raise ValueError("An adaptive learning rate needs update(…, divergence=…).")
         else:
-            rate = adaptive.after(state.rate, divergence)
+            rate = adaptive.after(jnp.where(state.adapted, state.rate, schedule(0)), divergence)
         updates = jax.tree.map(lambda g: jnp.array(-rate, g.dtype) * g, updates)
         n_updates = jnp.asarray(optax.safe_increment(state.n_updates))
-        return updates, RateState(n_updates, rate)
+        return updates, RateState(n_updates, rate, jnp.asarray(adaptive is not None))
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
@@ -146,7 +152,7 @@ def configured_optimizer(
     check_schedule("learning_rate", config.learning_rate, jnp.int32)
     return make_optimizer(
         networks,
-        learning_rate_of(config),
+        config.learning_rate,
         config.gradient_clipping,
         config.weight_decay,
         adaptive=adaptive,
@@ -166,11 +172,14 @@ def given_optimizer(
     Raises:
         TypeError: It is no `optax.GradientTransformation`.
         ValueError: One of the settings is not None.
+        Exception: It cannot update the network's parameters; what it raises, with a note.
     """
     if not isinstance(optimizer, optax.GradientTransformation):
+        wrapped = isinstance(optimizer, optax.MultiSteps)
+        cure = " Hand in its .gradient_transformation()." if wrapped else ""
         raise TypeError(
             f"optimizer must be an optax.GradientTransformation, such as optax.adam(1e-3), got "
-            f"{type(optimizer).__name__}."
+            f"{type(optimizer).__name__}.{cure}"
         )
     for name, value in replaced.items():
         if value is not None:
@@ -179,16 +188,47 @@ def given_optimizer(
                 f"optimizer that was handed in. Build it into that one, for instance with "
                 f"optax.chain, and leave {name} at its default; or hand in no optimizer."
             )
-    return nnx.Optimizer(networks, optax.with_extra_args_support(optimizer), wrt=nnx.Param)
+    own = nnx.Optimizer(networks, optax.with_extra_args_support(optimizer), wrt=nnx.Param)
+    _check_update(networks, own)
+    return own
 
 
-def learning_rate_of(config: PPOConfig) -> float | optax.Schedule:
-    """Return the learning rate, a schedule over updates where it is to change."""
+def _check_update(networks: StatefulModule, optimizer: nnx.Optimizer) -> None:
+    """Raise if an optimiser cannot take a step, from shapes alone."""
+    graphdef, variables = nnx.split((networks, optimizer))
+
+    def update(variables: Any) -> None:
+        network, live = nnx.merge(graphdef, variables, copy=True)
+        live.update(network, nnx.state(network, nnx.Param))
+
+    try:
+        jax.eval_shape(update, variables)
+    except Exception as error:
+        error.add_note(
+            "This came up in a trial of optimizer.update(gradients, state, params), which is how "
+            "training calls the optimizer that was handed in. Leave out parts that need other "
+            "arguments, such as the value=… of optax.contrib.reduce_on_plateau."
+        )
+        raise
+
+
+def linear_rates(config: PPOConfig, steps: Float[Array, ""]) -> Float[Array, " updates"] | None:
+    """Return the learning rates of an iteration's updates, None without `final_learning_rate`.
+
+    They follow environment steps and not updates, some of which may be left out or may have been
+    taken under other settings. Within the iteration they fall as evenly as from one to the next.
+
+    Args:
+        config: The configuration.
+        steps: Environment steps before the iteration.
+    """
     if config.final_learning_rate is None or callable(config.learning_rate):
-        return config.learning_rate
-    iterations = -(-config.total_steps // (config.n_envs * config.rollout_length))
-    updates = iterations * config.n_epochs * config.n_minibatches
-    return optax.linear_schedule(config.learning_rate, config.final_learning_rate, updates)
+        return None
+    n_updates = config.n_epochs * config.n_minibatches
+    within = jnp.arange(n_updates) / n_updates * (config.n_envs * config.rollout_length)
+    ends = (config.learning_rate, config.final_learning_rate)
+    schedule = optax.linear_schedule(*ends, max(config.total_steps, 1))
+    return jnp.asarray(schedule(steps + within), jnp.float32)
 
 
 def rate_changes(config: PPOConfig) -> bool:

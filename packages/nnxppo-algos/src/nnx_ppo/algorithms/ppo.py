@@ -11,6 +11,8 @@ from jaxtyping import Array, PyTree
 
 from nnx_ppo.algorithms.checks import (
     check_discounts,
+    check_kind,
+    check_module,
     check_network,
     check_number_of_environments,
     check_training_mode,
@@ -22,7 +24,7 @@ from nnx_ppo.algorithms.entropy import check_entropy_weight
 from nnx_ppo.algorithms.iteration import iterate
 from nnx_ppo.algorithms.keys import purpose_keys
 from nnx_ppo.algorithms.losses import Scalar, gae
-from nnx_ppo.algorithms.objective import objective
+from nnx_ppo.algorithms.objective import LossSettings, objective
 from nnx_ppo.algorithms.optimizers import (
     configured_optimizer,
     given_optimizer,
@@ -80,7 +82,8 @@ def train_ppo(
         eval_env: Environment for evaluation and videos; `env` if None.
         initial_state: A state to go on from. Its network's variables are copied to `networks`,
             its optimiser's go on under the settings of `config`.
-        stop_fn: Asked after each iteration whether to end early.
+        stop_fn: Asked whether to end early: after each iteration, and after the evaluation, video
+            and checkpoint that follow it. The last checkpoint is of the step at which it ends.
         optimizer: Takes the place of the configuration's Adam; `config.ppo.learning_rate` is then
             not read.
 
@@ -88,11 +91,12 @@ def train_ppo(
         The final state, metrics and evaluation history.
 
     Raises:
-        TypeError: `optimizer` is no `optax.GradientTransformation`.
+        TypeError: `config`, `networks` or `optimizer` is of another kind than it must be.
         ValueError: The network does not fit the environment, `initial_state` or `optimizer` the
             configuration, or the configuration the network. Raised before anything compiles.
     """
     config = _resolved(config, total_steps, seed)
+    check_module("networks", networks)
     check_training_mode(networks)
     check_entropy_weight(networks, config.ppo)
     eval_env = env if eval_env is None else eval_env
@@ -218,19 +222,22 @@ def ppo_step(  # noqa: PLR0917  (documented)
     config = PPOConfig(
         n_envs=n_envs,
         rollout_length=rollout_length,
-        gae_lambda=gae_lambda,  # pyright: ignore[reportArgumentType]  (may be traced)
-        discounting_factor=discounting_factor,  # pyright: ignore[reportArgumentType]
-        clip_range=clip_range,  # pyright: ignore[reportArgumentType]
-        normalize_advantages=normalize_advantages,
-        combine_advantages=combine_advantages,
         n_epochs=n_epochs,
         n_minibatches=n_minibatches,
-        critic_loss_weight=critic_loss_weight,  # pyright: ignore[reportArgumentType]
         logging_level=logging_level,
         logging_percentiles=logging_percentiles,
     )
+    settings = LossSettings(
+        clip_range=clip_range,
+        normalize_advantages=normalize_advantages,
+        combine_advantages=combine_advantages,
+        discounting_factor=discounting_factor,
+        gae_lambda=gae_lambda,
+        critic_loss_weight=critic_loss_weight,
+        logging_level=logging_level,
+    )
     check_number_of_environments(training_state.env_states, n_envs)
-    return iterate(env, training_state, config)
+    return iterate(env, training_state, config, settings)
 
 
 def ppo_loss(  # noqa: PLR0917  (documented)
@@ -273,21 +280,23 @@ def ppo_loss(  # noqa: PLR0917  (documented)
             "during the rollout: without it other actions would be drawn. Pass the rollout as "
             "unroll_env returned it."
         )
-    config = PPOConfig(
-        clip_range=clip_range,  # pyright: ignore[reportArgumentType]  (may be traced)
+    settings = LossSettings(
+        clip_range=clip_range,
         normalize_advantages=normalize_advantages,
         combine_advantages=combine_advantages,
-        discounting_factor=discounting_factor,  # pyright: ignore[reportArgumentType]
-        gae_lambda=gae_lambda,  # pyright: ignore[reportArgumentType]
-        critic_loss_weight=critic_loss_weight,  # pyright: ignore[reportArgumentType]
+        discounting_factor=discounting_factor,
+        gae_lambda=gae_lambda,
+        critic_loss_weight=critic_loss_weight,
         logging_level=logging_level,
     )
-    return objective(networks, network_state, rollout_data, None, config)
+    return objective(networks, network_state, rollout_data, None, settings)
 
 
 def _resolved(config: TrainConfig | None, total_steps: int | None, seed: int | None) -> TrainConfig:
     """Apply the convenience arguments of `train_ppo`; the result is checked like any config."""
     config = default_config() if config is None else config
+    cure = "Build it as TrainConfig(ppo=PPOConfig(…)); train_distillation takes its own kind."
+    check_kind("config", config, TrainConfig, cure)
     if total_steps is not None:
         ppo = dataclasses.replace(config.ppo, total_steps=total_steps)
         config = dataclasses.replace(config, ppo=ppo)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Int, PyTree, Shaped
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from nnx_ppo.core import StatefulModule
 
@@ -34,6 +34,7 @@ def learn(
     *,
     n_epochs: int,
     n_minibatches: int,
+    learning_rates: Float[Array, " updates"] | None = None,
     max_divergence: float | None = None,
 ) -> dict[str, PyTree]:
     """Take `n_epochs * n_minibatches` gradient steps; network and optimiser change in place.
@@ -52,6 +53,7 @@ def learn(
         key: Key that deals the environments to minibatches.
         n_epochs: Passes over the data.
         n_minibatches: Minibatches per pass.
+        learning_rates: What the optimiser gets as `learning_rate` with each update, if given.
         max_divergence: The first minibatch whose `DIVERGENCE` exceeds it, or is NaN, ends
             learning: neither it nor what follows changes parameters or optimiser. The first
             update always takes place.
@@ -83,15 +85,16 @@ def learn(
         live_optimizer.update(live, gradient, **known)
         return nnx.state(live, nnx.Param), nnx.state(live_optimizer)
 
-    def step(carry: _Carry, inputs: tuple[Int[Array, " part"], Bool[Array, ""]]) -> Any:
+    def step(
+        carry: _Carry, inputs: tuple[Int[Array, " part"], Bool[Array, ""], dict[str, Array]]
+    ) -> Any:
         params, variables, opt_variables = carry
-        rows, first = inputs
+        rows, first, known = inputs
         gradient, (variables, metrics) = gradient_of(params, variables, rows)
         metrics["grad_norm"] = optax.tree.norm(gradient)
         divergence = metrics.pop(DIVERGENCE, None)
-        known = {}
         if divergence is not None:
-            known[DIVERGENCE] = jnp.where(first, jnp.nan, divergence)
+            known = {**known, DIVERGENCE: jnp.where(first, jnp.nan, divergence)}
         if max_divergence is None:
             params, opt_variables = updated(params, variables, opt_variables, gradient, known)
             return (params, variables, opt_variables), metrics
@@ -106,7 +109,8 @@ def learn(
     n_envs = jax.tree.leaves(rollout)[0].shape[1]
     rows = jax.vmap(lambda k: jax.random.permutation(k, n_envs))(jax.random.split(key, n_epochs))
     rows = rows.reshape(n_epochs * n_minibatches, n_envs // n_minibatches)
-    inputs = (rows, jnp.arange(len(rows)) == 0)
+    known = {} if learning_rates is None else {"learning_rate": learning_rates}
+    inputs = (rows, jnp.arange(len(rows)) == 0, known)
     scan = jax.lax.scan if max_divergence is None else _scan_while_taken
     carry, metrics = scan(step, (params, variables, opt_variables), inputs)
     params, variables, opt_variables = carry
