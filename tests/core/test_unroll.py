@@ -397,3 +397,26 @@ class TestParts:
         assert module.initialize_state(5) == ()
         assert module.reset_state((1,)) == (1,)
         assert module.update_statistics(None) is None
+
+
+def test_an_override_is_seen_whatever_was_asked_of_its_parent_before() -> None:
+    """Abstract classes remember answers, and one under construction reads its parent's memory."""
+
+    class Window(StatefulModule):
+        def __call__(self, module_state, obs, rollout_extras=None):
+            return StatefulModuleOutput(module_state, obs, jnp.zeros(()), {})
+
+        def unroll(self, state, xs, done, rollout_extras=None):
+            raise AssertionError
+
+    assert issubclass(Window, Window)
+
+    class Same(Window):
+        pass
+
+    class Other(Window):
+        def __call__(self, module_state, obs, rollout_extras=None):
+            return StatefulModuleOutput(module_state, 2 * obs, jnp.zeros(()), {})
+
+    assert Same.unroll is Window.unroll
+    assert Other.unroll is StatefulModule.unroll

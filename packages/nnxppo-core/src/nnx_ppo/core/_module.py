@@ -48,7 +48,8 @@ class StatefulModule(nnx.Module, abc.ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         owner = _provider(cls, "unroll")
-        if not all(issubclass(owner, _provider(cls, name)) for name in _STEP_METHODS):
+        # Not by `issubclass`: an abstract class under construction answers from its parent's cache.
+        if not all(_provider(cls, name) in owner.__mro__ for name in _STEP_METHODS):
             cls.unroll = StatefulModule.unroll
 
     @abc.abstractmethod
