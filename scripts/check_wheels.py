@@ -208,13 +208,18 @@ def check_import(
 
 
 def run_tests(wheel: Wheel, python: Path, constraints: Path, workers: int) -> None:
-    """Run the package's tests against the installed wheel, from an empty folder."""
+    """Run the package's tests against the installed wheel, from an empty folder.
+
+    Those marked slow are left out: they say nothing of a wheel that the others do not.
+    """
     pip_install(python, constraints, ["--group", f"{ROOT / 'pyproject.toml'}:test"])
     tests = ROOT / "tests" / wheel.name.removeprefix("nnxppo-")
     empty = python.parents[2] / "empty"
     empty.mkdir()
     config = ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, "-p", "no:cacheprovider"]
-    run([python, "-P", "-m", "pytest", *config, "-q", "-n", workers, tests], empty)
+    run(
+        [python, "-P", "-m", "pytest", *config, "-q", "-m", "not slow", "-n", workers, tests], empty
+    )
 
 
 def run(command: Sequence[object], cwd: Path, capture: bool = False) -> str:

@@ -437,6 +437,7 @@ def test_what_is_damaged_is_said(tmp_path):
         load_checkpoint(path, state.networks, state.optimizer)
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_writing_leaves_the_step_before(tmp_path):
     """Killed at 20 places, from the first folder to the rename that publishes the step."""
     (tmp_path / "run").mkdir()

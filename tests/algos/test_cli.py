@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import types
 
@@ -17,6 +16,7 @@ import pytest
 
 from nnx_ppo.algorithms import best_checkpoint, latest_checkpoint
 from nnx_ppo.algorithms.cli import main, training
+from nnx_ppo.algorithms.cli.evaluate import _table
 from nnx_ppo.algorithms.cli.network_config import NetworkConfig
 from nnx_ppo.algorithms.cli.run_config import (
     RunConfig,
@@ -28,6 +28,7 @@ from nnx_ppo.algorithms.cli.run_config import (
 from nnx_ppo.algorithms.cli.run_folder import RunFolder, new_run_folder
 from nnx_ppo.algorithms.discovery import find_environment, logger_factory
 from nnx_ppo.algorithms.policies import load_policy
+from nnx_ppo.algorithms.training_loop import _CompiledRun
 from nnx_ppo.core.testing import FollowTarget
 
 SMALL = [
@@ -127,30 +128,22 @@ def test_an_lstm_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
-def test_interrupting_keeps_the_results_so_far(tmp_path, capsys, number):
-    """A signal during training ends it after the iteration under way, with an evaluation."""
+def test_interrupting_keeps_the_results_so_far(tmp_path, capsys, monkeypatch, number):
+    """A signal during an iteration ends training after it, with an evaluation."""
     folder = tmp_path / "run"
-    done = threading.Event()
+    iterate = _CompiledRun.iterate
 
-    def interrupt_once_training_runs():
-        path = folder / "metrics.jsonl"
-        while not done.wait(0.01):
-            if path.exists() and path.read_text().count("\n") >= 2:
-                os.kill(os.getpid(), number)
-                return
+    def interrupted(run):
+        os.kill(os.getpid(), number)
+        return iterate(run)
 
-    thread = threading.Thread(target=interrupt_once_training_runs)
+    monkeypatch.setattr(_CompiledRun, "iterate", interrupted)
     before = signal.getsignal(number)
-    thread.start()
-    try:
-        options = [f"--out={folder}", "--ppo.total-steps=100000000", "--eval.every-steps=100000000"]
-        assert main(["train", "FollowTarget", *options, *SMALL]) == 0
-    finally:
-        done.set()
-        thread.join()
+    options = [f"--out={folder}", "--ppo.total-steps=100000000", "--eval.every-steps=100000000"]
+    assert main(["train", "FollowTarget", *options, *SMALL]) == 0
     assert signal.getsignal(number) is before
     steps = lines(folder)
-    assert "eval/episode_reward/mean" in steps[-1] and steps[-1]["step"] < 100_000_000
+    assert "eval/episode_reward/mean" in steps[-1] and steps[-1]["step"] == 40
     out = capsys.readouterr().out
     assert "stopping after this iteration" in out and "final evaluation return" in out
     assert f"to go on: nnxppo train --resume {folder}" in out
@@ -223,6 +216,7 @@ def test_a_bad_config_is_refused_before_training(tmp_path, capsys):
     assert caught.value.code == 2
     printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "n_envs=256 is not divisible by n_minibatches=3" in printed
+    assert "see nnxppo train --help" in printed and "dummy" not in printed
     assert not (tmp_path / "run").exists()
 
 
@@ -258,6 +252,11 @@ def test_settings_come_back_from_the_run_folder(tmp_path):
 def test_a_missing_logger_names_the_extra():
     with pytest.raises(ValueError, match=r"nnxppo-algos\[papyrus\]"):
         logger_factory("papyrus")
+
+
+def test_an_unknown_setting_of_an_environment_names_those_there_are(capsys):
+    assert main(["train", "FollowTarget", "--overrides", "foo", "3"]) == 2
+    assert "no setting 'foo'; it has length, max_len" in capsys.readouterr().err
 
 
 def test_find_environment_returns_its_provider():
@@ -305,7 +304,10 @@ def test_a_run_that_goes_on_is_the_run_that_was_never_interrupted(whole, tmp_pat
     # Done: with the settings that it went on with, there is nothing left to do.
     capsys.readouterr()
     assert main(resume) == 0
-    assert "is complete, with 80 of 80 steps" in capsys.readouterr().out
+    done = "is complete: it has taken 80 steps, and --ppo.total-steps is 80; raise that"
+    assert done in capsys.readouterr().out
+    assert main([*resume, "--loggers", "papyrus"]) == 2
+    assert "nnxppo-algos[papyrus]" in capsys.readouterr().err
     assert len(lines(folder)) == 4
 
     # Another number of environments, and other settings of theirs beside the old ones.
@@ -330,7 +332,11 @@ def test_what_cannot_go_on(whole, capsys):
         (["distill", "--resume", str(whole)], f"nnxppo train --resume {whole}"),
         (
             ["train", "--resume", str(whole), "--network.actor-hidden=9"],
-            "expected float32[9] at layers/2/action/layers/0",
+            "has network.actor-hidden (8,), so it cannot go on with (9,)",
+        ),
+        (
+            ["train", "--resume", str(whole), "--network.activation=tanh"],
+            "has network.activation 'swish', so it cannot go on with 'tanh'",
         ),
     ):
         assert main(arguments) == 2
@@ -360,6 +366,37 @@ def test_other_runs_that_cannot_be_read(tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text('{"env": "FollowTarget", "train": {"seed": 3}}')
     assert main(["eval", str(tmp_path)]) == 2
     assert "has no checkpoint" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_names_the_others(whole, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    metadata = folder / "checkpoints" / "step_0000000080" / "metadata.pkl"
+    metadata.write_bytes(metadata.read_bytes()[:-9])
+    for arguments, cure in (
+        (["eval", str(folder)], "choose another by --checkpoint STEP"),
+        (["train", f"--resume={folder}", "--ppo.total-steps=120"], "remove it to go on from the"),
+    ):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert cure in error and "There are also step_0000000000, step_0000000040." in error
+
+
+def test_the_table_of_eval_keeps_names_and_digits():
+    rows = {"episode_reward": {"mean": 1234.5, "std": 0.25, "p50": 7.0}, "lifespan": {"mean": 3.0}}
+    columns = ["mean", "std", "p50"]
+    assert _table(rows, columns, None) == [
+        "                mean   std  p50",
+        "episode_reward  1234  0.25    7",
+        "lifespan           3           ",
+    ]
+    for width in (10, 30):
+        assert _table(rows, columns, width) == [
+            "                mean   std",
+            "episode_reward  1234  0.25",
+            "lifespan           3      ",
+            "no room for p50; --json has all",
+        ]
 
 
 def test_eval_shows_what_a_run_has_learned(whole, capsys):
@@ -408,9 +445,11 @@ def test_render_films_a_run(whole, drawn, tmp_path, capsys):
     for options, words in (
         (["--camera=side"], "FollowTarget cannot be rendered: camera='side': there is none"),
         (["--camera=3", "--steps=5"], "camera=3: there is none"),
+        (["--camera=1.7"], "camera='1.7': there is none"),
+        ([f"--out={whole}/config.json/x.mp4"], "Not a directory; choose another file with --out"),
         (["--env=Endless"], "Endless cannot be rendered: Endless has no method render"),
     ):
-        assert main(["render", str(whole), *options, f"--out={path}"]) == 2
+        assert main(["render", str(whole), f"--out={path}", *options]) == 2
         assert words in capsys.readouterr().err
 
 

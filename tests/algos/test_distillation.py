@@ -577,6 +577,7 @@ def perceptron_that_sees_the_target():
     return Sequential([Filter({"x": "now"}), Flattener(), network_of(action)])
 
 
+@pytest.mark.slow
 def test_an_lstm_on_delayed_observations_learns_from_a_perceptron_that_sees_the_target():
     env, teacher = Orbit(), perceptron_that_sees_the_target()
     late = [Filter({"x": "late"}), Flattener(), Delay(jnp.zeros(1), k_steps=2)]

@@ -7,6 +7,7 @@ import math
 import struct
 import sys
 import types
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from nnx_ppo.algorithms import TrainResult
-from nnx_ppo.algorithms.cli import main
+from nnx_ppo.algorithms.cli import main, training
 from nnx_ppo.algorithms.config import VideoData
 from nnx_ppo.algorithms.discovery import logger_factory
 from nnx_ppo.algorithms.loggers import JsonLinesLogger, TensorBoardLogger, read_metrics
@@ -128,8 +129,8 @@ class TestTensorBoard:
         image_module = pytest.importorskip("PIL.Image")
         frames = np.zeros((3, 8, 12, 3), np.uint8)
         frames[1, :, :6] = 255
-        logger = TensorBoardLogger(str(tmp_path), fps=20)
-        logger.video(VideoData(frames, 30, 1.0, 3))
+        logger = TensorBoardLogger(str(tmp_path))
+        logger.video(VideoData(frames, 30, 1.0, 3, fps=20.0))
         logger.close()
         ((tag, event),) = values(tmp_path)
         assert (tag, event.step) == ("eval_video", 30)
@@ -176,6 +177,93 @@ class TestCommand:
         assert main([*arguments, "--loggers", "tensorboard", "jsonl"]) == 0
         assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
         assert "losses/critic/mean" in [tag for tag, _ in values(tmp_path)]
+
+    def test_what_a_logger_changes_or_fails_at_is_its_own(self, tmp_path, monkeypatch, capsys):
+        seen = []
+
+        class Rude:
+            def __init__(self, run_dir, config):
+                """Take no notes."""
+
+            def log(self, metrics, step):
+                seen.append(dict(metrics))
+                metrics.clear()
+
+            video = log
+
+            def close(self):
+                raise OSError("no ink")
+
+        monkeypatch.setattr(training, "logger_factory", lambda name: Rude)
+        arguments = ["train", "FollowTarget", f"--out={tmp_path / 'a'}", "--loggers", "x", "y"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            assert main(arguments) == 0
+        assert seen == [{"losses/critic/mean": 0.5}] * 2
+        first, *_ = capsys.readouterr().err.splitlines()
+        assert first.startswith("nnxppo: ") and first.endswith(
+            ".close raised OSError: no ink. Its last points may be missing."
+        )
+
+        def fail(run_dir, config):
+            raise LookupError("no pen")
+
+        monkeypatch.setattr(training, "logger_factory", lambda name: fail)
+        folder = tmp_path / "b"
+        assert main(["train", "FollowTarget", f"--out={folder}", "--loggers", "x"]) == 2
+        assert "logger x could not start: LookupError: no pen" in capsys.readouterr().err
+        assert not folder.exists()
+        assert main(["train", "FollowTarget", f"--out={folder}", "--loggers", "x", "x"]) == 2
+        assert "--loggers x x names one twice" in capsys.readouterr().err
+
+    def test_an_evaluation_before_the_last_step_is_not_called_final(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        metrics = {"eval/episode_reward/mean": 1.0, "eval/episode_reward/std": 0.5}
+
+        def train(env, networks, config, **others):
+            return mock.Mock(
+                spec=TrainResult, final_metrics=metrics, eval_history=[{"step": 20}], total_steps=40
+            )
+
+        monkeypatch.setattr("nnx_ppo.algorithms.cli.train.train_ppo", train)
+        assert main(["train", "FollowTarget", f"--out={tmp_path / 'run'}"]) == 0
+        line = "evaluation at step 20 return 1.0 ± 0.5, stopped after 40 steps"
+        assert line in capsys.readouterr().out
+
+    def test_a_folder_that_cannot_be_written_is_said(self, tmp_path, capsys):
+        path = tmp_path / "file"
+        path.touch()
+        for out in (path, path / "run"):
+            assert main(["train", "FollowTarget", f"--out={out}"]) == 2
+            error = capsys.readouterr().err
+            assert f"Cannot write {out}: " in error and "choose another --out." in error
+
+        run = tmp_path / "run"
+        run.mkdir()
+        (run / "config.json").write_text('{"env": "FollowTarget"}')
+        (run / ".config.json").mkdir()  # where its draft is to go
+        assert main(["train", f"--resume={run}"]) == 2
+        assert f"Cannot write {run}: Is a directory" in capsys.readouterr().err
+
+    def test_an_interrupted_command_says_how_to_go_on(self, tmp_path, monkeypatch, capsys):
+        def train(env, networks, config, **others):
+            (tmp_path / "a" / "checkpoints" / "step_0000000040").mkdir(parents=True)
+            (tmp_path / "a" / "checkpoints" / "step_0000000040" / "metadata.pkl").touch()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("nnx_ppo.algorithms.cli.train.train_ppo", train)
+        assert main(["train", "FollowTarget", f"--out={tmp_path / 'a'}"]) == 130
+        assert capsys.readouterr().err.splitlines() == [
+            "nnxppo: interrupted", f"to go on: nnxppo train --resume {tmp_path / 'a'}"
+        ]  # fmt: skip
+
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("nnx_ppo.algorithms.cli.train.load_environment", interrupt)
+        assert main(["train", "FollowTarget"]) == 130
+        assert capsys.readouterr().err == "nnxppo: interrupted\n"
 
     def test_a_logger_without_its_package_is_refused_before_training(
         self, tmp_path, monkeypatch, capsys

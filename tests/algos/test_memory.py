@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from nnx_ppo.algorithms import (
@@ -26,6 +27,8 @@ from nnx_ppo.networks import (
 from nnx_ppo.networks.leaky import LeakyRNN
 from nnx_ppo.networks.lift import Lift
 from nnx_ppo.networks.recurrent import GRU, RNN, Recurrent
+
+pytestmark = pytest.mark.slow
 
 CONFIG = TrainConfig(
     ppo=PPOConfig(

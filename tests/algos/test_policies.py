@@ -648,6 +648,7 @@ print(json.dumps({"metrics": metrics, "actions": actions}))
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_reproduces_the_evaluation_of_training(tmp_path):
     env, network = RememberCue(delay=2), lstm_network(2)
     config = TrainConfig(

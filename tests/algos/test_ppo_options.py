@@ -432,6 +432,7 @@ def test_chunks_as_long_as_the_window_are_the_window():
 # All at once
 
 
+@pytest.mark.slow
 def test_everything_at_once_resumes_exactly():
     """Three iterations at a stretch, under JAX's check of keys, against one and two more."""
     traced = []

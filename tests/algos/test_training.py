@@ -335,6 +335,7 @@ def test_default_config():
     assert default_config() == TrainConfig()
 
 
+@pytest.mark.slow
 def test_it_learns_to_follow_a_target():
     # The optimum is 10 an episode, acting 0 earns 10·11/12 = 9.17.
     config = TrainConfig(

@@ -19,6 +19,7 @@ from nnx_ppo.core.testing.roundtrip import check_roundtrip
 from nnx_ppo.core.testing.strategies import module_strategies
 from nnx_ppo.networks.testing import ACTOR_CRITIC, NETWORK_BLOCKS
 
+pytestmark = pytest.mark.slow
 TIME, BATCH = 6, 3
 
 # What has to work together; the first of several ways to keep something from step to step.

@@ -18,7 +18,7 @@ import wandb
 from wandb.errors import CommError
 
 from nnx_ppo.core import Logger
-from nnx_ppo.wandb import WandbLogger, wandb_checkpoint_fn, wandb_log_fn, wandb_video_fn
+from nnx_ppo.wandb import WandbLogger, _points, wandb_checkpoint_fn, wandb_log_fn, wandb_video_fn
 from nnx_ppo.wandb._mp4 import encode_mp4
 
 from .offline import OfflineRun, read_offline_runs
@@ -34,7 +34,7 @@ def video_data(step: int, num_frames: int = 3) -> Any:
     frames = np.zeros((num_frames, 16, 24, 3), np.uint8)
     frames[1:, :, :12] = 255
     return types.SimpleNamespace(
-        frames=frames, step=step, episode_reward=9.5, episode_length=num_frames
+        frames=frames, step=step, episode_reward=9.5, episode_length=num_frames, fps=30.0
     )
 
 
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         wandb_log_fn()({"losses/actor/mean": np.asarray([0.25]), "grads": np.arange(3)}, 200)
         save_checkpoints(folder / "checkpoints")
         wandb_video_fn(key="second_video", fps=10)(video_data(step=300))
-        with pytest.warns(RuntimeWarning, match=r"has points up to step 300 already.* now 50"):
+        with pytest.warns(RuntimeWarning, match=r"has points up to step 300 already.*from 50 on"):
             logger.log({"losses/actor/mean": 1.0}, 50)
         logger.log({"losses/actor/mean": float("nan")}, 300)
         logger.close()
@@ -164,7 +164,50 @@ def test_a_resume_goes_on_with_the_run_of_the_folder(
     assert runs[0].run_id == runs[1].run_id
     assert [run.resumes for run in runs] == [False, True]
     remembered = json.loads((folder / "wandb_run.json").read_text())
-    assert (remembered["id"], remembered["total_steps"]) == (runs[0].run_id, 400)
+    assert remembered["id"] == runs[0].run_id
+    assert (remembered["total_steps"], remembered["ended"]) == (400, True)
+
+
+@pytest.mark.parametrize(("on_server", "logged"), [(None, [200, 300, 400]), (250, [300, 400])])
+def test_what_a_killed_client_may_not_have_sent_is_logged_again(
+    on_server: int | None,
+    logged: list[int],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unchecked: None,
+) -> None:
+    """Killed after step 300, and resumed from 200; the server, if any, has what it says."""
+    steps: list[int] = []
+    run = types.SimpleNamespace(
+        id="killed", project="p", entity=None, summary={}, define_metric=ignore, finish=ignore,
+        config=types.SimpleNamespace(update=ignore), log=lambda v: steps.append(v["total_steps"]),
+    )  # fmt: skip
+    monkeypatch.setattr(wandb, "init", lambda **options: run)
+    monkeypatch.setattr(_points, "_POINTS", {})
+    logger = WandbLogger(str(tmp_path), {})
+    for step in (100, 200, 300):
+        logger.log({"a": step}, step)
+
+    steps.clear()
+    monkeypatch.setattr(_points, "_POINTS", {})  # as in a new process
+    run.summary = {} if on_server is None else {"total_steps": on_server}
+    with pytest.warns(RuntimeWarning) as caught:
+        logger = WandbLogger(str(tmp_path), {})
+        for step in (200, 300, 400):
+            logger.log({"a": step}, step)
+    assert steps == logged
+    assert "run killed was cut off" in str(caught[0].message)
+    assert len(caught) == (1 if on_server is None else 2)
+    logger.close()
+
+    # It has ended in order: now what was logged is there.
+    steps.clear()
+    monkeypatch.setattr(_points, "_POINTS", {})
+    logger = WandbLogger(str(tmp_path), {})
+    logger.log({"a": 400}, 400)
+    with pytest.warns(RuntimeWarning, match="That is right for a training that goes on"):
+        logger.log({"a": 300}, 300)
+    assert steps == [400]
 
 
 def test_a_run_that_the_server_resumed_goes_on_after_its_last_point(

@@ -174,12 +174,28 @@ class PPOConfig:
 
 @frozen_config
 class DistillationConfig:
-    """How distillation collects data and learns from it; other fields are as in `PPOConfig`.
+    """How distillation collects data and learns from it.
 
     Attributes:
+        n_envs: Environments that run side by side.
+        rollout_length: Steps of each environment per iteration (the window).
+        total_steps: Environment steps to train for, as in `PPOConfig`.
+        learning_rate: Step size of Adam: a number, or a schedule over updates.
+        n_epochs: Passes over each window.
+        n_minibatches: Parts into which the environments are dealt per pass.
+        gradient_clipping: Largest global norm of a gradient, or None.
+        weight_decay: Decay of AdamW, or None for Adam.
+        logging_level: What to log.
+        logging_percentiles: Percentiles to log of each array, or None for mean and std.
         ppo_weight: Weight of PPO's surrogate and value loss, which are added to that of
             distillation: a number, or a schedule over environment steps. With the number 0 they
             are left out, and the fields after this one are not read.
+        gae_lambda: λ of generalised advantage estimation.
+        discounting_factor: γ, one number or one for each reward by name.
+        clip_range: ε of the clipped surrogate.
+        normalize_advantages: Whether to standardise advantages within each minibatch.
+        combine_advantages: Whether the sum over the reward heads serves every action head.
+        critic_loss_weight: Weight of the value loss.
     """
 
     n_envs: int = 256
@@ -303,7 +319,15 @@ class TrainConfig:
 
 @frozen_config
 class DistillationTrainConfig:
-    """A whole distillation run; fields as in `TrainConfig`."""
+    """A whole distillation run.
+
+    Attributes:
+        distillation: Data collection and learning.
+        eval: Evaluation of the student.
+        video: Videos of the student.
+        seed: Seed of everything random in the run, the networks' own streams excepted.
+        checkpoint_every_steps: Environment steps between checkpoints.
+    """
 
     distillation: DistillationConfig = dataclasses.field(default_factory=DistillationConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)

@@ -16,7 +16,10 @@ _FILE_NAME = "wandb_run.json"
 
 
 class RunFile:
-    """`wandb_run.json` in a run folder: which W&B run it reports to, and how far that got.
+    """`wandb_run.json` in a run folder: which W&B run it reports to, and which points that has.
+
+    W&B's client keeps points in memory for a while. So the step that is written down is that of
+    the last point when a run began or ended in order, and not of what was logged since.
 
     Args:
         run_dir: The run folder; made if it is missing.
@@ -27,12 +30,13 @@ class RunFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> dict[str, Any]:
-        """Return `"id"`, `"project"`, `"entity"` and `"total_steps"`; nothing for a new folder."""
+        """Return `"id"`, `"project"`, `"entity"`, `"total_steps"` and `"ended"`, if there."""
         return json.loads(self._path.read_text()) if self._path.exists() else {}
 
-    def write(self, run: wandb.Run, last: int) -> None:
-        """Remember a run and the step of its last point, also if the process dies meanwhile."""
+    def write(self, run: wandb.Run, last: int, *, ended: bool) -> None:
+        """Remember a run, the step of its last point, and whether it ended in order."""
         content = {"id": run.id, "project": run.project, "entity": run.entity, STEP: last}
+        content["ended"] = ended
         part = self._path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(content) + "\n")
         os.replace(part, self._path)
@@ -43,9 +47,8 @@ class Points:
 
     W&B counts a step of its own, one for each call, which is left alone: it would drop what comes
     late without a word. Environment steps are the metric `total_steps`, which all others are drawn
-    over, and they never fall: a point before the last one is left out, with a warning. That
-    happens after a resume from an older checkpoint, and what is left out then is in the run
-    already.
+    over, and they never fall: a point before the last one is left out, with a warning. After a
+    resume from an older checkpoint that is right, since such points are in the run already.
 
     Whatever W&B raises becomes a warning, the first time.
 
@@ -56,7 +59,6 @@ class Points:
 
     def __init__(self, run: wandb.Run, last: int) -> None:
         self.run, self.last = run, last
-        self.file: RunFile | None = None
         self._warned: set[str] = set()
         self.attempt(self._define)
 
@@ -74,22 +76,16 @@ class Points:
         if step < self.last:
             self._warn_once(
                 "late",
-                f"The W&B run {self.run.id} has points up to step {self.last:,} already: what is "
-                f"logged for earlier steps, now {step:,}, is left out. Another training needs a "
-                "run of its own.",
+                f"The W&B run {self.run.id} has points up to step {self.last:,} already; "
+                f"those of earlier steps, from {step:,} on, are left out. That is right for a "
+                "training that goes on; another one needs a run of its own.",
             )
             return
         self.attempt(self.run.log, {**values, STEP: step})
         self.last = step
-        self.remember()
 
-    def remember(self) -> None:
-        """Write down how far the run got, if it has a folder."""
-        if self.file is not None:
-            self.file.write(self.run, self.last)
-
-    def attempt(self, call: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Call the client; warn of its first failure and go on."""
+    def attempt(self, call: Callable[..., Any], *args: Any, **options: Any) -> bool:
+        """Call the client, warn of its first failure and go on; return whether it succeeded."""
         try:
             call(*args, **options)
         except Exception as error:
@@ -98,6 +94,8 @@ class Points:
                 f"W&B raised {type(error).__name__}: {error}. Training goes on; further failures "
                 f"of the run {self.run.id} are not reported.",
             )
+            return False
+        return True
 
     def _warn_once(self, kind: str, message: str) -> None:
         if kind not in self._warned:

@@ -26,8 +26,9 @@ class WandbLogger:
     training goes on.
 
     The run folder remembers the W&B run in `wandb_run.json`. A logger that is made for the folder
-    again, by a training that is resumed, goes on with the same run. What the killed training had
-    logged after the checkpoint is in that run already and is not logged twice.
+    again, by a training that is resumed, goes on with the same run, after the last point that is
+    known to be there: by the server, or because the last training ended in order. Offline, after
+    one that was killed, nothing is known, and the points since the checkpoint are logged again.
 
     W&B's environment variables hold: `WANDB_PROJECT`, `WANDB_NAME`, and `WANDB_MODE=offline`,
     which needs no network. Where the server cannot be reached at the start, the run is kept
@@ -51,18 +52,27 @@ class WandbLogger:
         before = file.read()
         self._owned = wandb.run is None
         run = _started_run(run_dir, before) if wandb.run is None else wandb.run
-        self._use(run, last=before.get(STEP, -1) if before.get("id") == run.id else -1)
-        self._points.file = file
-        self._points.remember()
+        goes_on = before.get("id") == run.id
+        self._use(run, last=before[STEP] if goes_on else -1)
+        if goes_on and not before.get("ended"):
+            warnings.warn(
+                f"The last training of the W&B run {run.id} was cut off. Points that W&B's client "
+                f"had not sent or written by then are missing if they are older than the "
+                "checkpoint; later ones are logged again.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._file: RunFile | None = file
+        file.write(run, self._points.last, ended=False)
         self._points.attempt(run.config.update, _plain(config), allow_val_change=True)
 
     @classmethod
-    def attach(cls, *, key: str = "eval_video", fps: int | float = 30) -> "WandbLogger":
+    def attach(cls, *, key: str = "eval_video", fps: int | float | None = None) -> "WandbLogger":
         """Return a logger for the run that is active, which stays open when it is closed.
 
         Args:
             key: Name of the videos.
-            fps: Frames of a video per second.
+            fps: Frames of a video per second; as each video says (`VideoData.fps`) if None.
 
         Raises:
             RuntimeError: No run is active.
@@ -73,12 +83,16 @@ class WandbLogger:
                 "WandbLogger(run_dir, config) start a run."
             )
         logger = cls.__new__(cls)
-        logger._owned = False
+        logger._owned, logger._file = False, None
         logger._use(wandb.run, key, fps)
         return logger
 
     def _use(
-        self, run: wandb.Run, key: str = "eval_video", fps: int | float = 30, last: int = -1
+        self,
+        run: wandb.Run,
+        key: str = "eval_video",
+        fps: int | float | None = None,
+        last: int = -1,
     ) -> None:
         self._points: Points = points_of(run, last)
         self._key, self._fps = key, fps
@@ -96,8 +110,9 @@ class WandbLogger:
         """Record a rendered episode, as mp4.
 
         Args:
-            data: Has `frames`, `(num_frames, height, width, 3)` uint8, `step`, `episode_reward`
-                and `episode_length`, like `nnx_ppo.algorithms.config.VideoData`.
+            data: Has `frames`, `(num_frames, height, width, 3)` uint8, `step`, `episode_reward`,
+                `episode_length` and `fps`, like `nnx_ppo.algorithms.config.VideoData`; 30 frames
+                per second without `fps`.
 
         Raises:
             ValueError: `frames` has another shape or dtype.
@@ -105,7 +120,8 @@ class WandbLogger:
         caption = (
             f"step {data.step}: reward {data.episode_reward:.4g} in {data.episode_length} steps"
         )
-        mp4 = encode_mp4(np.asarray(data.frames), self._fps)
+        fps = getattr(data, "fps", 30.0) if self._fps is None else self._fps
+        mp4 = encode_mp4(np.asarray(data.frames), fps)
         video = wandb.Video(mp4, caption=caption, format="mp4")
         self._points.log({self._key: video}, data.step)
 
@@ -141,9 +157,13 @@ class WandbLogger:
 
     def close(self) -> None:
         """Write out what is left, and end the run if this logger started it."""
+        run, ended = self._points.run, True
         if self._owned:
             self._owned = False
-            self._points.attempt(self._points.run.finish)
+            ended = self._points.attempt(run.finish)
+        if self._file is not None and ended:
+            self._file.write(run, self._points.last, ended=True)
+        self._file = None
 
 
 def _started_run(run_dir: str, before: Mapping[str, Any]) -> wandb.Run:

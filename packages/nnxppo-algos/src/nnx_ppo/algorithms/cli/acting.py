@@ -1,9 +1,10 @@
 """What a run has learned: its network, and the environment to act in."""
 
 import dataclasses
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import nnx
 
@@ -73,7 +74,27 @@ def load_acting(
     return Acting(name, settings, env, learned.networks, learned.step, learned.settings)
 
 
-def make_run_optimizer(settings: Settings, networks: StatefulModule) -> nnx.Optimizer:
+def load_saved(
+    folder: Path, settings: Settings, networks: StatefulModule, cure: str
+) -> dict[str, Any]:
+    """Load a checkpoint of a run, as `load_checkpoint` does.
+
+    Args:
+        folder: The checkpoint.
+        settings: The run.
+        networks: Takes the weights, in place.
+        cure: What to do if it is damaged, where there are others.
+    """
+    try:
+        return load_checkpoint(folder, networks, _optimizer(settings, networks))
+    except (ValueError, pickle.UnpicklingError) as error:
+        others = [path.name for path in sorted(folder.parent.glob("step_*")) if path != folder]
+        if others and "cannot be read" in str(error):
+            error.add_note(f"{folder} is damaged; {cure}. There are also {', '.join(others)}.")
+        raise
+
+
+def _optimizer(settings: Settings, networks: StatefulModule) -> nnx.Optimizer:
     """Return the optimiser of a run."""
     if isinstance(settings, RunConfig):
         return configured_optimizer(networks, settings.learning)
@@ -109,7 +130,7 @@ def _from_run(path: Path, checkpoint: str) -> _Learned:
         raise ValueError(f"{path} does not say its environment.")
     env = load_environment(settings.env, settings.overrides)
     networks = make_network(env, settings.network, nnx.Rngs(settings.train.seed))
-    loaded = load_checkpoint(folder, networks, make_run_optimizer(settings, networks))
+    loaded = load_saved(folder, settings, networks, "choose another by --checkpoint STEP")
     return _Learned(settings.env, settings.overrides, env, networks, loaded["step"], settings)
 
 

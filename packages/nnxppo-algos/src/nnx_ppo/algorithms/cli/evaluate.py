@@ -11,7 +11,6 @@ import jax
 import tyro
 from flax import nnx
 from rich.console import Console
-from rich.table import Table
 
 from nnx_ppo.algorithms._validation import (
     check_fields,
@@ -113,7 +112,6 @@ def _print_table(
     acting: Acting, command: Evaluate, metrics: Mapping[str, float], console: Console
 ) -> None:
     """Print a line for each metric and a column for each statistic."""
-    columns = ["mean", "std", *(f"p{level}" for level in command.percentiles)]
     rows: dict[str, dict[str, float]] = {"episode_reward": {}, "lifespan": {}}
     for full_name, value in sorted(metrics.items()):
         match = _STATISTIC.fullmatch(full_name)
@@ -121,11 +119,31 @@ def _print_table(
         rows.setdefault(name.removeprefix("eval/"), {})[statistic] = value
     step = "" if acting.step is None else f" after {acting.step:,} steps"
     title = f"{command.run}: {acting.env_name}{step}, {command.n_envs} episodes"
-    table = Table(title=title, box=None, pad_edge=False, collapse_padding=True)
-    table.add_column("", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, values in rows.items():
-        cells = (f"{values[column]:.4g}" if column in values else "" for column in columns)
-        table.add_row(name, *cells)
-    console.print(table)
+    columns = ["mean", "std", *(f"p{level}" for level in command.percentiles)]
+    width = console.width if console.is_terminal else None
+    for line in [title, *_table(rows, columns, width)]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(
+    rows: Mapping[str, Mapping[str, float]], columns: list[str], width: int | None
+) -> list[str]:
+    """Return the lines of a table, names and numbers whole.
+
+    Args:
+        rows: Values by name of row and of column.
+        columns: Names of the columns.
+        width: Characters that a line may have, if there is a limit. From the third column on, those
+            that do not fit are left out, which a line at the end says.
+    """
+    names = ["", *rows]
+    lines = [name.ljust(max(map(len, names))) for name in names]
+    for place, column in enumerate(columns):
+        values = (row.get(column) for row in rows.values())
+        cells = [column, *("" if value is None else f"{value:.4g}" for value in values)]
+        size = max(map(len, cells)) + 2
+        if place >= 2 and width is not None and len(lines[0]) + size > width:
+            left_out = f"no room for {', '.join(columns[place:])}; --json has all"
+            return [*lines, left_out]
+        lines = [line + cell.rjust(size) for line, cell in zip(lines, cells, strict=True)]
+    return lines

@@ -1,9 +1,11 @@
 """Entry point of the command `nnxppo`."""
 
+import contextlib
 import dataclasses
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tyro
@@ -60,6 +62,7 @@ _INPUT_ERRORS = (
     ModuleNotFoundError,
     pickle.UnpicklingError,
 )
+_JAX_NOTE = "JAX_TRACEBACK_FILTERING"
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -69,30 +72,53 @@ def main(args: Sequence[str] | None = None) -> int:
         args: The arguments; those of the process if None.
 
     Returns:
-        The exit code: 0, or 2 where the input is at fault.
+        The exit code: 0, 2 where the input is at fault, or 130 after Ctrl-C.
     """
     args = list(sys.argv[1:] if args is None else args)
     console = Console()
+    try:
+        with _warnings_in_a_line():
+            return _run(args, console)
+    except KeyboardInterrupt as interrupt:
+        _complain("interrupted", interrupt)
+        return 130
+
+
+def _run(args: list[str], console: Console) -> int:
+    """Run the command; return the exit code."""
     try:
         command = _parse(args)
         (prepare,) = (c.prepare for c in _COMMANDS.values() if type(c.default) is type(command))
         work = prepare(command, console)
     except _INPUT_ERRORS as error:
-        return _complain(error)
+        _complain(str(error), error)
+        return 2
     try:
         work()  # errors from here on are no fault of the input, and show where they arose
     except InputError as error:
-        return _complain(error)
+        _complain(str(error), error)
+        return 2
     return 0
 
 
-def _complain(error: Exception) -> int:
-    """Print what is wrong with the input; return the exit code."""
-    message = "\n".join([str(error), *getattr(error, "__notes__", [])])
+def _complain(message: str, error: BaseException) -> None:
+    """Print what is wrong, and the notes of an error, but for JAX's on how it shows tracebacks."""
+    notes = [note for note in getattr(error, "__notes__", []) if _JAX_NOTE not in note]
     Console(stderr=True, style="red").print(
-        f"nnxppo: {message}", markup=False, highlight=False, soft_wrap=True
+        "\n".join([f"nnxppo: {message}", *notes]), markup=False, highlight=False, soft_wrap=True
     )
-    return 2
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Show warnings without the place in the code that they come from."""
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        print(f"nnxppo: {message}", file=sys.stderr)  # the live display puts it above itself
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _parse(args: list[str]) -> Any:
@@ -101,21 +127,27 @@ def _parse(args: list[str]) -> Any:
     Raises:
         ValueError: An option stands before the argument that decides the defaults.
     """
-    defaults = {name: command.default for name, command in _COMMANDS.items()}
     name = args[0] if args else ""
-    if name in _COMMANDS:
-        defaults[name] = _defaults(name, args[1:])
-    before: dict[str, str] = getattr(defaults.get(name), "overrides", {})
+    if name not in _COMMANDS:
+        return _parse_without_command(args)
+    default = _defaults(name, args[1:])
+    before: dict[str, str] = getattr(default, "overrides", {})
     if before:  # tyro would make options of the names in it; given ones come on top instead
-        defaults[name] = dataclasses.replace(defaults[name], overrides={})
-    titles = {key: (value.__doc__ or "").partition("\n")[0] for key, value in defaults.items()}
-    commands = tyro.extras.subcommand_type_from_defaults(defaults, titles, prefix_names=False)
-    found = tyro.cli(commands, args=args, prog="nnxppo", description=_DESCRIPTION)
+        default = dataclasses.replace(default, overrides={})
+    found = tyro.cli(type(default), default=default, args=args[1:], prog=f"nnxppo {name}")
     if before:
         found = dataclasses.replace(found, overrides={**before, **found.overrides})
     if isinstance(found, RunConfig | DistillConfig) and found.resume is not None:
         check_same_task(found)
     return found
+
+
+def _parse_without_command(args: list[str]) -> Any:
+    """Show which commands there are, or that there is none of that name."""
+    defaults = {name: command.default for name, command in _COMMANDS.items()}
+    titles = {name: (value.__doc__ or "").partition("\n")[0] for name, value in defaults.items()}
+    commands = tyro.extras.subcommand_type_from_defaults(defaults, titles, prefix_names=False)
+    return tyro.cli(commands, args=args, prog="nnxppo", description=_DESCRIPTION)
 
 
 def _defaults(name: str, args: list[str]) -> Any:

@@ -1,9 +1,9 @@
 """`nnxppo render`."""
 
-import ast
 import contextlib
 import dataclasses
 import inspect
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from rich.console import Console
 
 from nnx_ppo.algorithms._validation import check_fields, frozen_config, integer, number, optional
 from nnx_ppo.algorithms.cli.acting import Acting, load_acting
-from nnx_ppo.algorithms.cli.errors import InputError
+from nnx_ppo.algorithms.cli.errors import InputError, writing
 from nnx_ppo.algorithms.cli.run_folder import VIDEOS
 from nnx_ppo.algorithms.config import VideoConfig
 from nnx_ppo.algorithms.rendering import (
@@ -25,6 +25,8 @@ from nnx_ppo.algorithms.rendering import (
     unstack_trajectory,
 )
 from nnx_ppo.algorithms.video_files import write_mp4
+
+_CURE = "choose another file with --out"
 
 
 @frozen_config
@@ -80,6 +82,9 @@ def prepare_render(command: Render, console: Console) -> Callable[[], None]:
     fps = frame_rate(acting.env) if command.fps is None else command.fps
     name = f"step_{acting.step or 0:010d}_seed_{command.seed}.mp4"
     path = Path(command.out or Path(command.run) / VIDEOS / name)
+    nearest = next(folder for folder in path.parents if folder.exists())
+    with writing(path, _CURE), tempfile.TemporaryFile(dir=nearest):
+        pass  # not only after all frames are drawn
 
     def film() -> None:
         with Console(stderr=True).status(f"{steps} steps of {acting.env_name}") as status:
@@ -87,7 +92,8 @@ def prepare_render(command: Render, console: Console) -> Callable[[], None]:
             status.update(f"drawing {len(trajectory)} frames")
             frames = np.stack(draw(trajectory))
             status.update(f"writing {path}")
-            write_mp4(path, frames, fps)
+            with writing(path, _CURE):
+                write_mp4(path, frames, fps)
         console.print(
             f"{path}: {len(frames)} frames, {len(frames) / fps:.2f} s at {fps:g} per second; first "
             f"episode's return {total:.1f}",
@@ -102,8 +108,8 @@ def prepare_render(command: Render, console: Console) -> Callable[[], None]:
 def _options(command: Render) -> dict[str, Any]:
     """Return the arguments for `render` that were given."""
     camera: Any = command.camera
-    with contextlib.suppress(ValueError, SyntaxError, TypeError):
-        camera = int(ast.literal_eval(camera))
+    with contextlib.suppress(ValueError, TypeError):  # a name, or none given
+        camera = int(camera)
     given = {"width": command.width, "height": command.height, "camera": camera}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -30,6 +30,8 @@ _KEPT = {"keep_last": optional(integer(1)), "keep_best": optional(integer(1))}
 _COMMAND = "command"
 # Where a run lies is no setting of it.
 _PLACES = ("out", "resume")
+# What of the network belongs to its training alone, and not to what it computes.
+_CHANGEABLE = ("entropy_weight",)
 
 
 @frozen_config
@@ -211,7 +213,7 @@ def check_same_task(settings: Settings) -> None:
     """Raise if a run is to go on with something else than it began with, or elsewhere.
 
     Raises:
-        ValueError: Environment or teacher differ, or another folder is named; names both.
+        ValueError: Environment, teacher or network differ, or another folder is named; names both.
     """
     before: Any = read_settings(Path(settings.resume or ""))
     for name in ("env", "teacher"):
@@ -220,6 +222,14 @@ def check_same_task(settings: Settings) -> None:
             raise ValueError(
                 f"{settings.resume} has {name} {have!r}, so it cannot go on with {want!r}. Leave "
                 f"{name} out, or start another run."
+            )
+    for field in dataclasses.fields(NetworkConfig):
+        have, want = getattr(before.network, field.name), getattr(settings.network, field.name)
+        if have != want and field.name not in _CHANGEABLE:
+            option = f"network.{field.name.replace('_', '-')}"
+            raise ValueError(
+                f"{settings.resume} has {option} {have!r}, so it cannot go on with {want!r}. Leave "
+                f"--{option} out, or start another run."
             )
     if settings.out is not None:
         raise ValueError(

@@ -14,6 +14,7 @@ import jax
 
 from nnx_ppo.algorithms._versions import installed_versions
 from nnx_ppo.algorithms.callbacks import mp4_video_fn
+from nnx_ppo.algorithms.cli.errors import writing
 from nnx_ppo.algorithms.loggers.json_lines import JsonLinesLogger
 
 CONFIG = "config.json"
@@ -31,27 +32,30 @@ class RunFolder:
     Args:
         path: The folder; made if it is not there.
         config: The configuration as plain data.
-        fps: Frames of a video per second.
         resume: Whether the run that is there goes on, under a new configuration.
 
     Raises:
         FileExistsError: The folder holds a run already.
+        InputError: The folder cannot be written.
     """
 
-    def __init__(
-        self, path: Path, config: Mapping[str, Any], fps: float = 30.0, *, resume: bool = False
-    ) -> None:
+    def __init__(self, path: Path, config: Mapping[str, Any], *, resume: bool = False) -> None:
         device = jax.devices()[0].device_kind
         record = {**config, "versions": installed_versions(), "device": device}
         text = json.dumps(record, indent=2) + "\n"
-        if resume:
-            _replace(path / CONFIG, text)
-        else:
-            _create(path / CONFIG, text)
+        write = _replace if resume else _create
+        cure = "a run goes on in its own folder" if resume else "choose another --out"
+        try:
+            with writing(path, cure):
+                write(path / CONFIG, text)
+                self._metrics = JsonLinesLogger(path)
+        except _Taken:
+            raise FileExistsError(
+                f"The folder {path} holds a run already; choose another with --out, go on with it "
+                f"by --resume {path}, or remove it."
+            ) from None
         self.path = path
         self._new = not resume
-        self._write_video = mp4_video_fn(path / VIDEOS, fps)
-        self._metrics = JsonLinesLogger(path)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Append a line to `metrics.jsonl`."""
@@ -59,7 +63,7 @@ class RunFolder:
 
     def video(self, data: Any) -> None:
         """Write a video to a file of its own."""
-        self._write_video(data)
+        mp4_video_fn(self.path / VIDEOS, data.fps)(data)
 
     def close(self) -> None:
         """Close the file; take back a new folder that no results ever reached."""
@@ -81,19 +85,18 @@ class RunFolder:
         )
 
 
-def new_run_folder(env: str, config: Mapping[str, Any], fps: float = 30.0) -> RunFolder:
+def new_run_folder(env: str, config: Mapping[str, Any]) -> RunFolder:
     """Return a folder of its own for a run that starts now, also beside others that do.
 
     Args:
         env: Name of the environment.
         config: As for `RunFolder`.
-        fps: As for `RunFolder`.
     """
     name = f"{env}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     for number in itertools.count(1):
         try:
             path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-            return RunFolder(path, config, fps)
+            return RunFolder(path, config)
         except FileExistsError:
             continue
     raise AssertionError("unreachable")
@@ -121,6 +124,10 @@ def read_config(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
+class _Taken(Exception):
+    """A folder holds a run already."""
+
+
 def _create(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -128,10 +135,7 @@ def _create(path: Path, text: str) -> None:
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:
-        raise FileExistsError(
-            f"The folder {path.parent} holds a run already; choose another with --out, go on with "
-            f"it by --resume {path.parent}, or remove it."
-        ) from None
+        raise _Taken from None
 
 
 def _replace(path: Path, text: str) -> None:

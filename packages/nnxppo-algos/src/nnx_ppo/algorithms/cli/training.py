@@ -3,21 +3,18 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from nnx_ppo.algorithms._forgiving import call_forgivingly
-from nnx_ppo.algorithms.checkpointing import (
-    latest_checkpoint,
-    load_checkpoint,
-    make_checkpoint_fn,
-)
+from nnx_ppo.algorithms.checkpointing import latest_checkpoint, make_checkpoint_fn
 from nnx_ppo.algorithms.checks import count_environments
-from nnx_ppo.algorithms.cli.acting import make_run_optimizer
+from nnx_ppo.algorithms.cli.acting import load_saved
 from nnx_ppo.algorithms.cli.environments import literals
+from nnx_ppo.algorithms.cli.errors import InputError, writing
 from nnx_ppo.algorithms.cli.progress import ProgressDisplay, evaluation_text
 from nnx_ppo.algorithms.cli.run_config import Settings, as_record, command_of
 from nnx_ppo.algorithms.cli.run_folder import CHECKPOINTS, POLICY, RunFolder, new_run_folder
@@ -25,7 +22,6 @@ from nnx_ppo.algorithms.cli.signals import stop_on_signals
 from nnx_ppo.algorithms.config import DistillationTrainResult, TrainResult, VideoData
 from nnx_ppo.algorithms.discovery import logger_factory
 from nnx_ppo.algorithms.policies import save_policy
-from nnx_ppo.algorithms.rendering import frame_rate
 from nnx_ppo.algorithms.resuming import restart_environments
 from nnx_ppo.algorithms.types import DistillationState
 from nnx_ppo.core import Logger, RLEnv, StatefulModule
@@ -65,7 +61,7 @@ def find_start(
     path = latest_checkpoint(Path(settings.resume) / CHECKPOINTS)
     if path is None:
         return Start(None, 0)
-    loaded = load_checkpoint(path, networks, make_run_optimizer(settings, networks))
+    loaded = load_saved(path, settings, networks, "remove it to go on from the one before")
     state, step = loaded["training_state"], loaded["step"]
     have, want = count_environments(state.env_states), settings.learning.n_envs
     if have != want:
@@ -99,38 +95,68 @@ def prepare_training(
 
     Raises:
         FileExistsError: The folder holds a run already.
-        ValueError: A logger is not installed.
+        InputError: The folder cannot be written, or a logger cannot start.
+        ValueError: A logger is not installed, or named twice.
     """
+    factories = _logger_factories(settings.loggers)
     total = settings.learning.total_steps
     if start.state is not None and start.step >= total:
         text = (
-            f"{settings.resume} is complete, with {start.step:,} of {total:,} steps; to train on, "
-            f"raise {_TOTAL[command_of(settings)]}"
+            f"{settings.resume} is complete: it has taken {start.step:,} steps, and "
+            f"{_TOTAL[command_of(settings)]} is {total:,}; raise that to train on"
         )
         return functools.partial(console.print, text, highlight=False, soft_wrap=True)
-    # The run folder has JSON lines anyway; with a second logger each would be there twice.
-    factories = [logger_factory(name) for name in settings.loggers if name != "jsonl"]
     plain = as_record(settings)
-    folder = _run_folder(settings, plain, frame_rate(env))
+    folder = _run_folder(settings, plain)
     display = ProgressDisplay(str(settings.env), total, console, start.step)
     loggers: list[Logger] = [folder, display]
     try:
         if prepare_folder is not None:
-            prepare_folder(folder.path)
-        loggers += [make_logger(str(folder.path), plain) for make_logger in factories]
+            with writing(folder.path, "choose another --out"):
+                prepare_folder(folder.path)
+        for name, make_logger in factories.items():
+            loggers.append(_started_logger(name, make_logger, folder.path, plain))
     except BaseException:
-        folder.close()
+        _close(reversed(loggers))
         raise
     return functools.partial(_Training(settings, env, learn, folder, display, loggers).run, console)
 
 
-def _run_folder(settings: Settings, plain: dict[str, Any], fps: float) -> RunFolder:
+def _logger_factories(names: Sequence[str]) -> dict[str, Callable[[str, Any], Logger]]:
+    """Return what makes each logger, by name.
+
+    Raises:
+        ValueError: One is not installed, or named twice.
+    """
+    if len(set(names)) < len(names):
+        raise ValueError(f"--loggers {' '.join(names)} names one twice; name each once.")
+    # The run folder has JSON lines anyway; with a second logger each would be there twice.
+    return {name: logger_factory(name) for name in names if name != "jsonl"}
+
+
+def _started_logger(
+    name: str, make_logger: Callable[[str, Any], Logger], folder: Path, config: dict[str, Any]
+) -> Logger:
+    try:
+        return make_logger(str(folder), config)
+    except Exception as error:
+        raise InputError(
+            f"The logger {name} could not start: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _close(loggers: Iterable[Logger]) -> None:
+    for logger in loggers:
+        call_forgivingly(logger.close, then="Its last points may be missing.")
+
+
+def _run_folder(settings: Settings, plain: dict[str, Any]) -> RunFolder:
     """Return the folder of the run that goes on, the one that is named, or a new one."""
     if settings.resume is not None:
-        return RunFolder(Path(settings.resume), plain, fps, resume=True)
+        return RunFolder(Path(settings.resume), plain, resume=True)
     if settings.out is not None:
-        return RunFolder(Path(settings.out), plain, fps)
-    return new_run_folder(str(settings.env), plain, fps)
+        return RunFolder(Path(settings.out), plain)
+    return new_run_folder(str(settings.env), plain)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,27 +190,30 @@ class _Training:
                     checkpoint_fn=self._make_checkpoint_fn(),
                     stop_fn=stop_fn,
                 )
+        except KeyboardInterrupt as interrupt:
+            if latest_checkpoint(self.folder.path / CHECKPOINTS) is not None:
+                interrupt.add_note(self._how_to_go_on())
+            raise
         finally:
-            for logger in self.loggers:
-                call_forgivingly(logger.close)
+            _close(self.loggers)
         self._report(result, time.perf_counter() - begun, console)
 
     def _report(
         self, result: TrainResult | DistillationTrainResult, seconds: float, console: Console
     ) -> None:
         minutes, seconds = divmod(round(seconds), 60)
-        evaluation = evaluation_text(result.final_metrics) or "not evaluated"
         lines = [
             f"run folder: {self.folder.path}",
-            f"{self.settings.env}: final evaluation {evaluation} after {result.total_steps:,} "
-            f"steps, {minutes} min {seconds:02d} s",
+            f"{self.settings.env}: {_last_evaluation(result)} after {result.total_steps:,} steps, "
+            f"{minutes} min {seconds:02d} s",
         ]
         if result.total_steps < self.settings.learning.total_steps:
-            lines.append(
-                f"to go on: nnxppo {command_of(self.settings)} --resume {self.folder.path}"
-            )
+            lines.append(self._how_to_go_on())
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _how_to_go_on(self) -> str:
+        return f"to go on: nnxppo {command_of(self.settings)} --resume {self.folder.path}"
 
     def _make_checkpoint_fn(self) -> "_Saves":
         settings = self.settings
@@ -206,11 +235,22 @@ class _Training:
 
     def _log(self, metrics: dict[str, Any], step: int) -> None:
         for logger in self.loggers:
-            call_forgivingly(logger.log, metrics, step)
+            call_forgivingly(logger.log, dict(metrics), step)  # what one changes is its own
 
     def _show(self, data: VideoData) -> None:
         for logger in self.loggers:
             call_forgivingly(logger.video, data)
+
+
+def _last_evaluation(result: TrainResult | DistillationTrainResult) -> str:
+    """Return the last evaluation in words, with its step if the run went on after it."""
+    text = evaluation_text(result.final_metrics)
+    if text is None:
+        return "not evaluated,"
+    step = result.eval_history[-1]["step"]
+    if step == result.total_steps:
+        return f"final evaluation {text}"
+    return f"evaluation at step {step:,} {text}, stopped"
 
 
 class _Saves:

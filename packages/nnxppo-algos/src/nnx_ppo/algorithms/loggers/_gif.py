@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 
-def encode_gif(image_module: Any, frames: np.ndarray, fps: int) -> bytes:
+def encode_gif(image_module: Any, frames: np.ndarray, fps: float) -> bytes:
     """Return frames as a GIF that plays for ever.
 
     Args:

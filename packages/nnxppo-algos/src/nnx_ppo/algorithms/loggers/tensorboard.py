@@ -24,7 +24,7 @@ class TensorBoardLogger:
     Args:
         run_dir: The run folder; made if it is missing.
         config: Settings of the run, as plain data.
-        fps: Frames of a video per second.
+        fps: Frames of a video per second; as each video says (`VideoData.fps`) if None.
 
     Raises:
         ModuleNotFoundError: The extra `nnxppo-algos[tensorboard]` is not installed.
@@ -40,7 +40,7 @@ class TensorBoardLogger:
         run_dir: str | os.PathLike[str],
         config: Mapping[str, Any] | None = None,
         *,
-        fps: int = 30,
+        fps: float | None = None,
     ) -> None:
         self._tensorboard = optional_module("tensorboardX", "tensorboard", "The TensorBoard logger")
         self._images = optional_module("PIL.Image", "tensorboard", "The TensorBoard logger")
@@ -70,14 +70,15 @@ class TensorBoardLogger:
         """Record a rendered episode, under the images.
 
         Args:
-            data: Has `frames`, `(num_frames, height, width, 3)` uint8, and `step`, like
-                `nnx_ppo.algorithms.config.VideoData`.
+            data: Has `frames`, `(num_frames, height, width, 3)` uint8, `step` and `fps`, like
+                `nnx_ppo.algorithms.config.VideoData`; 30 frames per second without `fps`.
 
         Raises:
             ValueError: `frames` has another shape or dtype.
         """
         frames = np.asarray(data.frames)
-        gif = encode_gif(self._images, frames, self._fps)
+        fps = getattr(data, "fps", 30.0) if self._fps is None else self._fps
+        gif = encode_gif(self._images, frames, fps)
         # tensorboardX encodes videos itself, but only with moviepy.
         summary = self._proto.Summary
         image = summary.Image(

@@ -1,5 +1,6 @@
 """Small environments whose best return is known on paper."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -280,7 +281,15 @@ class AnalyticEnvironments:
             name: One of `names()`.
             max_len: Time limit in steps; for `Endless` its own.
             **overrides: Arguments of the environment's class.
+
+        Raises:
+            ValueError: The environment has no such setting; names those it has.
         """
+        settings = {"max_len", *inspect.signature(self._MAKERS[name]).parameters}
+        for setting in overrides:
+            if setting not in settings:
+                known = ", ".join(sorted(settings))
+                raise ValueError(f"{name} has no setting {setting!r}; it has {known}.")
         if name == "Endless" and max_len is not None:
             return Endless(max_len=max_len, **overrides)
         env = self._MAKERS[name](**overrides)
