@@ -342,9 +342,12 @@ def test_nothing_is_deleted_by_mistake(tmp_path):
         save(state, 1)
     assert steps_in(tmp_path) == [0, 1]
     # Another run, in the folder of one that came further.
-    with pytest.warns(UserWarning, match="holds step_0000000001, above step_0000000000 that was"):
-        make_checkpoint_fn(tmp_path, keep_last=1)(state, 0)
-    assert steps_in(tmp_path) == [0, 1]
+    for keep_last in (1, None):
+        again = make_checkpoint_fn(tmp_path, keep_last=keep_last)
+        with pytest.warns(UserWarning, match="holds step_0000000001, above step_0000000000 that"):
+            again(state, 0)
+        again(state, 0)  # said once
+        assert steps_in(tmp_path) == [0, 1]
 
 
 @pytest.mark.parametrize(

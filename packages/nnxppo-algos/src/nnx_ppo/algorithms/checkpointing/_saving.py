@@ -120,6 +120,7 @@ class _Checkpoints:
         self._pending: Future[None] | None = None
         self._metrics: dict[str, float | None] = {}
         self._observed: int | None = None
+        self._is_first = True
 
     def observe(self, metrics: Mapping[str, Any], step: int) -> None:
         """Remember what was logged, to be stored beside a checkpoint of the same step."""
@@ -131,6 +132,9 @@ class _Checkpoints:
     def __call__(self, training_state: Any, step: int) -> None:
         """Save a training state."""
         self.wait()
+        if self._is_first:
+            self._is_first = False
+            _warn_of_higher_steps(self._directory, step)
         metrics = self._metrics if step == self._observed else {}
         content = _Content(training_state, step, self._config, dict(metrics))
 
@@ -152,6 +156,17 @@ class _Checkpoints:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+
+
+def _warn_of_higher_steps(directory: Path, step: int) -> None:
+    """Warn if a directory holds the checkpoints of a run that came further."""
+    highest = max(checkpoints_in(directory), default=step)
+    if highest > step:
+        warnings.warn(
+            f"{directory} holds {step_name(highest)}, above {step_name(step)} that is saved now, "
+            "and it counts as the latest. Give each run a directory of its own.",
+            stacklevel=3,
+        )
 
 
 class _Content:
@@ -206,12 +221,6 @@ class _Keep:
     def discard_others(self, written: Path) -> None:
         """Delete the checkpoints that are not to be kept; never the one just written."""
         everything = list(checkpoints_in(self.directory).values())
-        if everything[-1] != written:
-            warnings.warn(
-                f"{self.directory} holds {everything[-1].name}, above {written.name} that was just "
-                "saved, and it counts as the latest. Give each run a directory of its own.",
-                stacklevel=2,
-            )
         kept = {written, *everything[-self.last :]}
         if self.best is not None:
             ranked = ranking(self.directory, self.metric, self.mode)
