@@ -26,9 +26,9 @@ from nnx_ppo.algorithms.cli.run_config import (
     read_settings,
 )
 from nnx_ppo.algorithms.cli.run_folder import RunFolder, new_run_folder
+from nnx_ppo.algorithms.compiled_run import CompiledRun
 from nnx_ppo.algorithms.discovery import find_environment, logger_factory
 from nnx_ppo.algorithms.policies import load_policy
-from nnx_ppo.algorithms.training_loop import _CompiledRun
 from nnx_ppo.core.testing import FollowTarget
 
 SMALL = [
@@ -131,13 +131,13 @@ def test_an_lstm_by_name(tmp_path):
 def test_interrupting_keeps_the_results_so_far(tmp_path, capsys, monkeypatch, number):
     """A signal during an iteration ends training after it, with an evaluation."""
     folder = tmp_path / "run"
-    iterate = _CompiledRun.iterate
+    advance = CompiledRun.advance
 
-    def interrupted(run):
+    def interrupted(run, n_iterations):
         os.kill(os.getpid(), number)
-        return iterate(run)
+        return advance(run, n_iterations)
 
-    monkeypatch.setattr(_CompiledRun, "iterate", interrupted)
+    monkeypatch.setattr(CompiledRun, "advance", interrupted)
     before = signal.getsignal(number)
     options = [f"--out={folder}", "--ppo.total-steps=100000000", "--eval.every-steps=100000000"]
     assert main(["train", "FollowTarget", *options, *SMALL]) == 0

@@ -279,7 +279,7 @@ def test_stop_fn_is_asked_after_what_follows_an_iteration_too(asked, end):
     result = train_ppo(
         ENV,
         mlp_network(),
-        dataclasses.replace(SMALL, checkpoint_every_steps=1000),
+        changed(SMALL, eval=changed(SMALL.eval, every_steps=40), checkpoint_every_steps=1000),
         stop_fn=lambda: next(answers),
         checkpoint_fn=lambda state, step: saved.append(step),
     )
@@ -375,24 +375,39 @@ class WeaklyTyped(FollowTarget):
         return state.replace(reward=jnp.where(state.done > 0, 1.0, 0.0))
 
 
-def test_nothing_is_compiled_again_after_the_first_iteration():
-    compiled = []
+@pytest.fixture
+def compiled():
+    """Names of what is compiled from now on."""
+    names = []
 
-    def count(event: str, duration_secs: float, **_: str | int) -> None:
+    def count(event: str, duration_secs: float, **known: str | int) -> None:
         del duration_secs
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
+            names.append(known.get("fun_name", event))
 
     monitoring.register_event_duration_secs_listener(count)
+    yield names
+    monitoring.clear_event_listeners()
+
+
+def test_nothing_is_compiled_again_after_the_first_iteration(compiled):
     counts = []
-    try:
-        env = EpisodeWrapper(WeaklyTyped(length=7), 5)
-        config = changed(SMALL, eval=changed(SMALL.eval, every_steps=40))
-        log = lambda metrics, step: counts.append(len(compiled))  # noqa: E731
-        train_ppo(env, mlp_network(), config, log_fn=log)
-    finally:
-        monitoring.clear_event_listeners()
+    env = EpisodeWrapper(WeaklyTyped(length=7), 5)
+    config = changed(SMALL, eval=changed(SMALL.eval, every_steps=40))
+    log = lambda metrics, step: counts.append(len(compiled))  # noqa: E731
+    train_ppo(env, mlp_network(), config, log_fn=log)
     assert len(counts) == 4 and counts[1] == counts[3] > 0
+
+
+@pytest.mark.parametrize("make", [mlp_network, lstm_network], ids=["mlp", "lstm"])
+def test_a_second_run_compiles_nothing(make, compiled):
+    """The same environment object and configuration, an equal network; another seed."""
+    log = lambda metrics, step: None  # noqa: E731
+    checkpoint = lambda state, step: None  # noqa: E731
+    train_ppo(ENV, make(), SMALL, log_fn=log, checkpoint_fn=checkpoint)
+    del compiled[:]
+    train_ppo(ENV, make(seed=5), SMALL, seed=8, log_fn=log, checkpoint_fn=checkpoint)
+    assert compiled == []
 
 
 class Drawn(FollowTarget):

@@ -221,6 +221,30 @@ def check_windows(config: Any) -> None:
         )
 
 
+def check_remat(config: Any, chunk_length: int | None = None) -> None:
+    """Raise if the segments that are to be recomputed are all that is replayed.
+
+    Args:
+        config: Has `remat_length` and `rollout_length`.
+        chunk_length: Steps that are replayed at a time, if not the whole window.
+
+    Raises:
+        ValueError: Names the fields and values that fit.
+    """
+    segment = config.remat_length
+    name, length = "chunk_length", chunk_length
+    if length is None:
+        name, length = "rollout_length", config.rollout_length
+    if segment is None or segment < length:
+        return
+    # Carries between segments and activations within one are balanced near the square root.
+    fit = f"remat_length={round(math.sqrt(length))} or " if length > 1 else ""
+    raise ValueError(
+        f"{type(config).__name__}: remat_length={segment} must be below {name}={length}, or "
+        f"everything is computed twice and nothing is saved; use {fit}remat_length=None."
+    )
+
+
 def check_schedule(name: str, value: Any, count: Any) -> None:
     """Raise if a schedule does not give one number for a traced count. Numbers pass.
 

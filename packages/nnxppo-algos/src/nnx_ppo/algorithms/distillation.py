@@ -25,6 +25,7 @@ from nnx_ppo.algorithms.checks import (
     first_state_shapes,
     network_output,
 )
+from nnx_ppo.algorithms.compiled_run import Algorithm
 from nnx_ppo.algorithms.config import (
     DistillationConfig,
     DistillationTrainConfig,
@@ -36,8 +37,9 @@ from nnx_ppo.algorithms.keys import purpose_keys
 from nnx_ppo.algorithms.lessons import Lesson, by_its_means, matched_heads, step, unroll
 from nnx_ppo.algorithms.optimizers import make_optimizer
 from nnx_ppo.algorithms.ppo import new_training_state
+from nnx_ppo.algorithms.programs import frozen, traced
 from nnx_ppo.algorithms.resuming import resumed
-from nnx_ppo.algorithms.training_loop import Algorithm, Callbacks, Schedule, run_training
+from nnx_ppo.algorithms.training_loop import Callbacks, Schedule, run_training
 from nnx_ppo.algorithms.types import (
     DistillationState,
     DistillationTransition,
@@ -110,7 +112,7 @@ def train_distillation(
     check_module("teacher", teacher)
     check_module("student", student)
     settings = config.distillation
-    eval_env = env if eval_env is None else eval_env
+    env, eval_env = traced(env), traced(env if eval_env is None else eval_env)
     check_video(config.video, eval_env)
     check_training_mode(student, "student")
     for place in (env,) if eval_env is env else (env, eval_env):
@@ -147,13 +149,21 @@ def train_distillation(
             iteration=lambda state, variables: iterate(
                 env, nnx.merge(graphdef, variables, copy=True), state, settings
             ),
+            key=("distillation", frozen(settings), graphdef),
             network_field="student",
             steps_per_iteration=settings.n_envs * settings.rollout_length,
             arguments=(variables,),
         ),
         state,
-        Schedule(settings.total_steps, config.eval, config.video, config.checkpoint_every_steps),
+        Schedule(
+            settings.total_steps,
+            config.eval,
+            config.video,
+            config.checkpoint_every_steps,
+            config.iterations_per_call,
+        ),
         Callbacks(log_fn, video_fn, checkpoint_fn, stop_fn),
+        env=env,
         eval_env=eval_env,
         keys=purpose_keys(config.seed),
         throughput=LoggingLevel.THROUGHPUT in settings.logging_level,

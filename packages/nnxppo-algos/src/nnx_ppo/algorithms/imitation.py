@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from nnx_ppo.algorithms._functional import clone_keys
 from nnx_ppo.algorithms.bookkeeping import finished, iteration_keys
 from nnx_ppo.algorithms.config import DistillationConfig
 from nnx_ppo.algorithms.counters import as_float, words_of
@@ -15,8 +14,9 @@ from nnx_ppo.algorithms.heads import sum_heads
 from nnx_ppo.algorithms.lessons import unroll
 from nnx_ppo.algorithms.objective import loss_settings, objective
 from nnx_ppo.algorithms.optimizers import last_learning_rate
+from nnx_ppo.algorithms.precision import OwnPrecision, matmul_precision
 from nnx_ppo.algorithms.raw_actions import RawActions, find_raw_actions, head_text
-from nnx_ppo.algorithms.replay import carry_drift, replay_error
+from nnx_ppo.algorithms.replay import carry_drift, replay, replay_error
 from nnx_ppo.algorithms.types import (
     DistillationState,
     DistillationTransition,
@@ -34,6 +34,7 @@ def imitation_loss(
     student_state: PyTree,
     rollout_data: DistillationTransition,
     logging_level: LoggingLevel,
+    remat_length: int | None = None,
 ) -> tuple[Array, dict[str, PyTree]]:
     """Return the loss that `distillation_loss` describes, and its metrics."""
     obs = jax.tree.map(
@@ -41,10 +42,12 @@ def imitation_loss(
     )
     heads = heads_that_learn(student, obs)
     extras = heads.write(rollout_data.student_rollout_extras, _teacher_actions(rollout_data, heads))
-    replay = student.unroll(clone_keys(student_state), rollout_data.obs, rollout_data.done, extras)
-    loglikelihoods = replay.output.loglikelihoods
+    replayed = replay(
+        student, student_state, rollout_data.obs, rollout_data.done, extras, remat_length
+    )
+    loglikelihoods = replayed.output.loglikelihoods
     nll = jax.tree.map(lambda loglikelihood: -loglikelihood.mean(), loglikelihoods)
-    regularization = replay.regularization_loss.mean()
+    regularization = replayed.regularization_loss.mean()
     metrics: dict[str, PyTree] = {}
     if LoggingLevel.LOSSES in logging_level:
         metrics["losses/distillation_nll"] = nll
@@ -109,7 +112,9 @@ def mixed_loss(
         config: The settings of PPO's loss, and which metrics to return.
         weight: Weight of PPO's part.
     """
-    loss, metrics = imitation_loss(student, student_state, part, config.logging_level)
+    loss, metrics = imitation_loss(
+        student, student_state, part, config.logging_level, config.remat_length
+    )
     settings = loss_settings(config)
     settings = dataclasses.replace(
         settings, logging_level=settings.logging_level | LoggingLevel.LOSSES
@@ -155,43 +160,19 @@ def iterate(
         The next state, and the metrics by name.
     """
     student, keys = state.student, iteration_keys(state.rng_key)
-    weight = config.ppo_weight
-    if callable(weight):
-        weight = weight(as_float(words_of(state.steps_taken, state.step_words)))
-    student_states, teacher_states, env_states, rollout = unroll(
-        env,
-        teacher,
-        student,
-        (state.student_states, state.teacher_states, state.env_states),
-        config.rollout_length,
-        keys.reset,
-        bootstrap=config.uses_ppo,
-    )
-
-    def loss_fn(student: StatefulModule, student_state: PyTree, part: Any) -> Any:
-        if not config.uses_ppo:
-            return imitation_loss(student, student_state, part, config.logging_level)
-        return mixed_loss(student, student_state, part, config, jnp.asarray(weight, jnp.float32))
-
-    acted = _as_ppo_sees_it(rollout)
-    shown: dict[str, Any] = {}
-    if LoggingLevel.ACTOR_EXTRA in config.logging_level and not config.uses_ppo:
-        shown["losses/ratio_error"] = replay_error(student, state.student_states, acted)
-    updates = learn(
-        student,
-        state.optimizer,
-        (state.student_states, _what_learning_needs(rollout)),
-        loss_fn,
-        keys.minibatches,
-        n_epochs=config.n_epochs,
-        n_minibatches=config.n_minibatches,
-    )
-    if LoggingLevel.ACTOR_EXTRA in config.logging_level:
-        shown["losses/carry_drift"] = carry_drift(
-            student, state.student_states, acted, student_states
+    env = OwnPrecision(env)
+    with matmul_precision(config.matmul_precision):
+        student_states, teacher_states, env_states, rollout = unroll(
+            env,
+            teacher,
+            student,
+            (state.student_states, state.teacher_states, state.env_states),
+            config.rollout_length,
+            keys.reset,
+            bootstrap=config.uses_ppo,
+            lean=True,
         )
-    if LoggingLevel.LOSSES in config.logging_level and callable(config.learning_rate):
-        shown["learning_rate"] = last_learning_rate(state.optimizer)
+        updates = _learn(state, rollout, student_states, keys.minibatches, config)
     student.update_statistics(rollout.student_rollout_extras)
     state = state.replace(
         student_states=student_states,
@@ -199,14 +180,63 @@ def iterate(
         env_states=env_states,
         rng_key=keys.next,
     )
-    return finished(state, student, {**updates, **shown}, rollout, config)
+    return finished(state, student, updates, rollout, config)
+
+
+def _learn(
+    state: DistillationState,
+    rollout: DistillationTransition,
+    end_state: PyTree,
+    key: Array,
+    config: DistillationConfig,
+) -> dict[str, Any]:
+    """Take the gradient steps of an iteration; return what is logged of them.
+
+    Args:
+        state: The state that the window was collected from; student and optimiser are updated.
+        rollout: The window, leaves `(time, batch, …)`.
+        end_state: The student's carry at the window's end, leaves `(batch, …)`.
+        key: The key of the minibatches.
+        config: The configuration.
+    """
+    student, student_states, level = state.student, state.student_states, config.logging_level
+    weight = config.ppo_weight
+    if callable(weight):
+        weight = weight(as_float(words_of(state.steps_taken, state.step_words)))
+
+    def loss_fn(student: StatefulModule, student_state: PyTree, part: Any) -> Any:
+        if not config.uses_ppo:
+            return imitation_loss(student, student_state, part, level, config.remat_length)
+        return mixed_loss(student, student_state, part, config, jnp.asarray(weight, jnp.float32))
+
+    acted = _as_ppo_sees_it(rollout)
+    shown: dict[str, Any] = {}
+    if LoggingLevel.ACTOR_EXTRA in level and not config.uses_ppo:
+        shown["losses/ratio_error"] = replay_error(
+            student, student_states, acted, config.remat_length
+        )
+    updates = learn(
+        student,
+        state.optimizer,
+        (student_states, _what_learning_needs(rollout)),
+        loss_fn,
+        key,
+        n_epochs=config.n_epochs,
+        n_minibatches=config.n_minibatches,
+    )
+    if LoggingLevel.ACTOR_EXTRA in level:
+        shown["losses/carry_drift"] = carry_drift(
+            student, student_states, acted, end_state, config.remat_length
+        )
+    if LoggingLevel.LOSSES in level and callable(config.learning_rate):
+        shown["learning_rate"] = last_learning_rate(state.optimizer)
+    return {**updates, **shown}
 
 
 def _what_learning_needs(rollout: DistillationTransition) -> DistillationTransition:
     """Drop what no loss reads, so that minibatches do not copy it."""
     return rollout.replace(
         student_output=rollout.student_output.replace(actions=None, value_estimates=None),
-        next_obs=jax.tree.map(lambda leaf: leaf[-1:], rollout.next_obs),
         metrics={},
         teacher_rollout_extras=None,
     )

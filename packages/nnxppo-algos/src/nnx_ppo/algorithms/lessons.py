@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree, Shaped
 
 from nnx_ppo.algorithms._functional import functional_copy
 from nnx_ppo.algorithms.raw_actions import check_same_heads, find_raw_actions
-from nnx_ppo.algorithms.rollout import transition
+from nnx_ppo.algorithms.rollout import stack_transitions, transition
 from nnx_ppo.algorithms.types import DistillationTransition
 from nnx_ppo.core import RLEnv, StatefulModule, reset_where, scan_module
 
@@ -75,8 +75,12 @@ def unroll(  # noqa: PLR0917  (of the documented form)
     key: Shaped[Array, "..."],
     *,
     bootstrap: bool,
+    lean: bool = False,
 ) -> tuple[PyTree, PyTree, Any, DistillationTransition]:
-    """Collect a window as `distillation_unroll_env` does, with or without bootstrap values."""
+    """Collect a window as `distillation_unroll_env` does, with or without bootstrap values.
+
+    With `lean` it stores only what learning reads, as `stack_transitions` says.
+    """
     env_state = carry[-1]
     actions_of = matched_heads(teacher, student, env_state.obs)
 
@@ -85,7 +89,10 @@ def unroll(  # noqa: PLR0917  (of the documented form)
 
     keys = jax.random.split(key, (length, env_state.done.shape[0]))
     lesson = Lesson(student, by_its_means(teacher))
-    carry, rollout = scan_module(lesson, body, carry, keys)
+    if lean:
+        carry, rollout = stack_transitions(lesson, body, carry, keys, env_state.obs)
+    else:
+        carry, rollout = scan_module(lesson, body, carry, keys)
     return (*carry, rollout)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from nnx_ppo.algorithms._functional import clone_keys, query_values
+from nnx_ppo.algorithms._functional import query_values
 from nnx_ppo.algorithms.config import DistillationConfig, PPOConfig
 from nnx_ppo.algorithms.heads import advantages_per_action, match_rewards, per_reward, sum_heads
 from nnx_ppo.algorithms.losses import (
@@ -22,7 +22,7 @@ from nnx_ppo.algorithms.losses import (
     r_squared,
     value_loss,
 )
-from nnx_ppo.algorithms.replay import ratio_error
+from nnx_ppo.algorithms.replay import ratio_error, replay
 from nnx_ppo.algorithms.types import LoggingLevel, Transition
 from nnx_ppo.algorithms.updates import DIVERGENCE
 from nnx_ppo.core import JaxDataclass, StatefulModule, UnrollOutput
@@ -47,6 +47,7 @@ class LossSettings:
     huber_delta: Scalar | None = None
     target_kl: float | None = None
     adaptive_kl: float | None = None
+    remat_length: int | None = None
 
 
 def loss_settings(config: PPOConfig | DistillationConfig) -> LossSettings:
@@ -150,23 +151,28 @@ def objective(
         The loss: surrogates and weighted value losses summed over heads, plus the network's mean
         regularisation; and the metrics by name, with one entry per head where there are several.
     """
-    replay = networks.unroll(
-        clone_keys(network_state), rollout.obs, rollout.done, rollout.rollout_extras
+    replayed = replay(
+        networks,
+        network_state,
+        rollout.obs,
+        rollout.done,
+        rollout.rollout_extras,
+        settings.remat_length,
     )
     if estimates is None:
-        estimates = _estimate_from_replay(networks, replay, rollout, settings)
+        estimates = _estimate_from_replay(networks, replayed, rollout, settings)
     elif settings.normalize_advantages and settings.advantage_normalization == "minibatch":
         per_action = jax.tree.map(normalized, estimates.per_action)
         estimates = estimates.replace(per_action=per_action)
     old = rollout.network_output
     ratios = jax.tree.map(
-        lambda new, old: jnp.exp(new - old), replay.output.loglikelihoods, old.loglikelihoods
+        lambda new, old: jnp.exp(new - old), replayed.output.loglikelihoods, old.loglikelihoods
     )
     actor = jax.tree.map(
         lambda r, a: clipped_surrogate(r, a, settings.clip_range), ratios, estimates.per_action
     )
-    critic = _value_losses(replay.output.value_estimates, estimates.targets, old, settings)
-    regularization = replay.regularization_loss.mean()
+    critic = _value_losses(replayed.output.value_estimates, estimates.targets, old, settings)
+    regularization = replayed.regularization_loss.mean()
     loss = sum_heads(actor) + settings.critic_loss_weight * sum_heads(critic) + regularization
 
     metrics: dict[str, PyTree] = {}
@@ -174,20 +180,20 @@ def objective(
         metrics["losses/actor"] = actor
         metrics["losses/critic"] = critic
         metrics["losses/regularization"] = regularization
-    metrics.update(_actor_metrics(replay, rollout, ratios, settings))
+    metrics.update(_actor_metrics(replayed, rollout, ratios, settings))
     if LoggingLevel.CRITIC_EXTRA in settings.logging_level:
-        metrics.update(_critic_metrics(replay.output.value_estimates, estimates))
+        metrics.update(_critic_metrics(replayed.output.value_estimates, estimates))
     return loss, metrics
 
 
 def _estimate_from_replay(
-    networks: StatefulModule, replay: UnrollOutput, rollout: Transition, settings: LossSettings
+    networks: StatefulModule, replayed: UnrollOutput, rollout: Transition, settings: LossSettings
 ) -> Estimates:
     """Estimate advantages of a minibatch from the values of its replay."""
-    last_values = query_values(networks, replay.next_state, _last(rollout.next_obs))
+    last_values = query_values(networks, replayed.next_state, _last(rollout.next_obs))
     return estimate(
         rollout,
-        jax.lax.stop_gradient(replay.output.value_estimates),
+        jax.lax.stop_gradient(replayed.output.value_estimates),
         jax.lax.stop_gradient(last_values),
         settings,
         normalize=settings.normalize_advantages,
@@ -211,11 +217,11 @@ def _value_losses(values: PyTree, targets: PyTree, old: Any, settings: LossSetti
 
 
 def _actor_metrics(
-    replay: UnrollOutput, rollout: Transition, ratios: PyTree, settings: LossSettings
+    replayed: UnrollOutput, rollout: Transition, ratios: PyTree, settings: LossSettings
 ) -> dict[str, PyTree]:
     """Return what is to be known of the policy's change."""
     metrics: dict[str, PyTree] = {}
-    new, old = replay.output.loglikelihoods, rollout.network_output.loglikelihoods
+    new, old = replayed.output.loglikelihoods, rollout.network_output.loglikelihoods
     if settings.target_kl is not None or settings.adaptive_kl is not None:
         metrics[DIVERGENCE] = sum_heads(jax.tree.map(approximate_kl, new, old))
     if LoggingLevel.ACTOR_EXTRA in settings.logging_level:

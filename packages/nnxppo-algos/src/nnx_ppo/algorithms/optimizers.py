@@ -1,6 +1,7 @@
 """The optimiser, and how its learning rate changes."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -109,14 +110,33 @@ def make_optimizer(
         weight_decay: Decay of AdamW, or None.
         adaptive: How the rate adapts from there, or None. The updates then need a `divergence`.
     """
+    settings = (learning_rate, gradient_clipping, weight_decay, adaptive)
+    try:
+        adam = _adam(*settings)
+    except TypeError:  # one has no hash
+        adam = _adam.__wrapped__(*settings)
+    return nnx.Optimizer(networks, adam, wrt=nnx.Param)
+
+
+@functools.lru_cache(maxsize=32)
+def _adam(
+    learning_rate: float | optax.Schedule,
+    gradient_clipping: float | None,
+    weight_decay: float | None,
+    adaptive: AdaptiveRate | None,
+) -> optax.GradientTransformation:
+    """Return the transformation of `make_optimizer`.
+
+    The same one for the same settings, since transformations are functions, which are equal only
+    to themselves: what was compiled for one is found again.
+    """
     clip, decay = optax.identity(), optax.identity()
     if gradient_clipping is not None:
         clip = optax.clip_by_global_norm(gradient_clipping)
     if weight_decay is not None:
         decay = optax.add_decayed_weights(weight_decay)
     schedule = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
-    adam = (optax.scale_by_adam(), decay, scale_by_rate(schedule, adaptive))
-    return nnx.Optimizer(networks, optax.chain(clip, *adam), wrt=nnx.Param)
+    return optax.chain(clip, optax.scale_by_adam(), decay, scale_by_rate(schedule, adaptive))
 
 
 def configured_optimizer(
@@ -188,9 +208,17 @@ def given_optimizer(
                 f"optimizer that was handed in. Build it into that one, for instance with "
                 f"optax.chain, and leave {name} at its default; or hand in no optimizer."
             )
-    own = nnx.Optimizer(networks, optax.with_extra_args_support(optimizer), wrt=nnx.Param)
+    own = nnx.Optimizer(networks, _with_extra_arguments(optimizer), wrt=nnx.Param)
     _check_update(networks, own)
     return own
+
+
+@functools.lru_cache(maxsize=32)
+def _with_extra_arguments(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Return an optimiser that lets arguments be that it does not know; the same for the same."""
+    return optax.with_extra_args_support(optimizer)
 
 
 def _check_update(networks: StatefulModule, optimizer: nnx.Optimizer) -> None:

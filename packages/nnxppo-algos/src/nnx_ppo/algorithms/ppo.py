@@ -18,6 +18,7 @@ from nnx_ppo.algorithms.checks import (
     check_training_mode,
     check_video,
 )
+from nnx_ppo.algorithms.compiled_run import Algorithm
 from nnx_ppo.algorithms.config import PPOConfig, TrainConfig, TrainResult, VideoData
 from nnx_ppo.algorithms.counters import step_words
 from nnx_ppo.algorithms.entropy import check_entropy_weight
@@ -30,9 +31,10 @@ from nnx_ppo.algorithms.optimizers import (
     given_optimizer,
     make_optimizer,
 )
+from nnx_ppo.algorithms.programs import frozen, traced
 from nnx_ppo.algorithms.resets import first_env_states
 from nnx_ppo.algorithms.resuming import resumed
-from nnx_ppo.algorithms.training_loop import Algorithm, Callbacks, Schedule, run_training
+from nnx_ppo.algorithms.training_loop import Callbacks, Schedule, run_training
 from nnx_ppo.algorithms.types import LoggingLevel, TrainingState, Transition
 from nnx_ppo.core import RLEnv, StatefulModule
 
@@ -62,8 +64,9 @@ def train_ppo(
     """Train a network with PPO.
 
     Callbacks may write to the network's variables (the weight of the entropy, say); training goes
-    on with what they wrote. Evaluation, video and checkpoint also run once at the start and once at
-    the end. Neither of them, nor any logging level, changes what is learned.
+    on with what they wrote from the next call to the device. Evaluation, video and checkpoint also
+    run once at the start and once at the end. Neither of them, nor any logging level, changes what
+    is learned.
 
     Args:
         env: The environment, written for a single instance.
@@ -72,8 +75,10 @@ def train_ppo(
         config: The configuration; `default_config()` if None.
         total_steps: Replaces `config.ppo.total_steps`.
         seed: Replaces `config.seed`.
-        log_fn: Called with the metrics and the step after each iteration, and before the first
-            one with those of the first evaluation. If it raises an `Exception`, that becomes a
+        log_fn: Called with the metrics and the step after each iteration, in order, and before
+            the first one with those of the first evaluation. The device goes on meanwhile: where
+            no evaluation, video or checkpoint is due, the network is one call further than the
+            metrics. If it raises an `Exception`, that becomes a
             warning and training goes on.
         video_fn: Called with a rendered episode, if `config.video.enabled`. What it or the
             renderer raises becomes a warning.
@@ -82,8 +87,9 @@ def train_ppo(
         eval_env: Environment for evaluation and videos; `env` if None.
         initial_state: A state to go on from. Its network's variables are copied to `networks`,
             its optimiser's go on under the settings of `config`.
-        stop_fn: Asked whether to end early: after each iteration, and after the evaluation, video
-            and checkpoint that follow it. The last checkpoint is of the step at which it ends.
+        stop_fn: Asked whether to end early: after each call to the device, which is one iteration
+            unless `config.iterations_per_call` says more, and after the evaluation, video and
+            checkpoint that follow it. The last checkpoint is of the step at which it ends.
         optimizer: Takes the place of the configuration's Adam; `config.ppo.learning_rate` is then
             not read.
 
@@ -99,7 +105,7 @@ def train_ppo(
     check_module("networks", networks)
     check_training_mode(networks)
     check_entropy_weight(networks, config.ppo)
-    eval_env = env if eval_env is None else eval_env
+    env, eval_env = traced(env), traced(env if eval_env is None else eval_env)
     check_video(config.video, eval_env)
     check_network(env, networks, config.ppo.combine_advantages)
     check_discounts(env, config.ppo.discounting_factor)
@@ -113,12 +119,20 @@ def train_ppo(
     outcome = run_training(
         Algorithm(
             iteration=lambda state: iterate(env, state, config.ppo),
+            key=("ppo", frozen(config.ppo)),
             network_field="networks",
             steps_per_iteration=config.ppo.n_envs * config.ppo.rollout_length,
         ),
         state,
-        Schedule(config.ppo.total_steps, config.eval, config.video, config.checkpoint_every_steps),
+        Schedule(
+            config.ppo.total_steps,
+            config.eval,
+            config.video,
+            config.checkpoint_every_steps,
+            config.iterations_per_call,
+        ),
         Callbacks(log_fn, video_fn, checkpoint_fn, stop_fn),
+        env=env,
         eval_env=eval_env,
         keys=purpose_keys(config.seed),
         throughput=LoggingLevel.THROUGHPUT in config.ppo.logging_level,

@@ -1,10 +1,13 @@
 """Collecting data: the network and the environments, step by step."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree, Shaped
 
 from nnx_ppo.algorithms._functional import clone_keys, strongly_typed
@@ -17,8 +20,11 @@ from nnx_ppo.algorithms.rendering import (
     unstack_trajectory,
 )
 from nnx_ppo.algorithms.resets import reset_finished, values_before_reset
-from nnx_ppo.algorithms.types import Transition
+from nnx_ppo.algorithms.types import DistillationTransition, Transition
 from nnx_ppo.core import RLEnv, StatefulModule, reset_where, scan_module, time_limit_flag
+
+Module = TypeVar("Module", bound=nnx.Module)
+Step = TypeVar("Step", Transition, DistillationTransition)
 
 __all__ = [
     "SlimData",
@@ -137,6 +143,7 @@ def collect(
     rng_key_for_env_reset: Shaped[Array, "..."],
     *,
     keep: tuple[int, ...] = (),
+    lean: bool = False,
 ) -> Collected:
     """Collect a window as `unroll_env` does, and keep the carries before some of its steps.
 
@@ -148,6 +155,7 @@ def collect(
         unroll_length: As in `unroll_env`.
         rng_key_for_env_reset: As in `unroll_env`.
         keep: The steps, different ones in order.
+        lean: Whether to store only what learning reads, as `stack_transitions` says.
 
     Returns:
         What `unroll_env` returns; and `kept`, the carries with leaves `(len(keep), batch, …)`, or
@@ -174,10 +182,63 @@ def collect(
         kept = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (len(keep), *leaf.shape)), clone_keys(network_state)
         )
-    carry = ((network_state, env_state), kept)
-    carry, rollout = scan_module(networks, step, carry, (keys, jnp.asarray(slots)))
+    carry, inputs = ((network_state, env_state), kept), (keys, jnp.asarray(slots))
+    if lean:
+        carry, rollout = stack_transitions(networks, step, carry, inputs, env_state.obs)
+    else:
+        carry, rollout = scan_module(networks, step, carry, inputs)
     (network_state, env_state), kept = carry
     return Collected(network_state, env_state, rollout, kept)
+
+
+def stack_transitions(
+    module: Module,
+    step: Callable[[Module, Any, Any], tuple[Any, Step]],
+    carry: Any,
+    xs: PyTree,
+    obs: PyTree,
+) -> tuple[Any, Step]:
+    """`scan_module` for steps that return transitions, in as little memory as learning needs.
+
+    Of `next_obs` only the last step is stored, leaves `(1, batch, …)`: of the others a window reads
+    nothing. An array that a transition holds twice is stored once; a normaliser emits the
+    observations again, for its statistics.
+
+    Args:
+        module: As in `scan_module`.
+        step: `(module, carry, x) -> (carry, transition)`.
+        carry: As in `scan_module`.
+        xs: As in `scan_module`.
+        obs: Observations of the shapes and dtypes of `next_obs`.
+
+    Returns:
+        The final carry, and the transitions.
+    """
+    layouts: list[tuple[Any, list[int]]] = []  # of the leaves; every step has the same
+
+    def lean_step(live: Module, loop: tuple[Any, Any], x: Any) -> tuple[tuple[Any, Any], Any]:
+        carry, seen = step(live, loop[0], x)
+        stored, tree, places = distinct_arrays(seen.replace(next_obs=None))
+        layouts.append((tree, places))
+        return (carry, seen.next_obs), stored
+
+    (carry, last), stored = scan_module(module, lean_step, (carry, obs), xs)
+    tree, places = layouts[-1]
+    rollout = jax.tree.unflatten(tree, [stored[place] for place in places])
+    return carry, rollout.replace(next_obs=jax.tree.map(lambda leaf: leaf[None], last))
+
+
+def distinct_arrays(tree: PyTree) -> tuple[list[Any], Any, list[int]]:
+    """Return the different arrays of a tree, its structure, and where each leaf is among them.
+
+    Only arrays that are being traced are found to be the same.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    # Of values that are not traced, one step may by chance share what another does not.
+    names = [id(leaf) if isinstance(leaf, Tracer) else (i,) for i, leaf in enumerate(leaves)]
+    distinct = dict(zip(names, leaves, strict=True))
+    order = {name: place for place, name in enumerate(distinct)}
+    return list(distinct.values()), structure, [order[name] for name in names]
 
 
 def tree_where(cond: Bool[Array, " batch"], on_true: PyTree, on_false: PyTree) -> Any:

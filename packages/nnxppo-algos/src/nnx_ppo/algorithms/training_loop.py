@@ -1,52 +1,32 @@
 """The training loop, shared by all algorithms.
 
-An algorithm is a function from training state to training state and metrics. The loop compiles
-it once as a plain `jax.jit` on flat arrays, and schedules evaluation, checkpoints and logging
-around it.
+An algorithm is a function from training state to training state and metrics. The loop hands
+iterations of it to the device, and schedules evaluation, checkpoints and logging around them. The
+device does not wait for the host: metrics of one call are read when the next is under way.
 """
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Key
 
 from nnx_ppo.algorithms._forgiving import call_forgivingly
-from nnx_ppo.algorithms._functional import merge_modules, split_modules
+from nnx_ppo.algorithms.compiled_run import Algorithm, Call, CompiledRun, Layout
 from nnx_ppo.algorithms.config import EvalConfig, VideoConfig, VideoData
 from nnx_ppo.algorithms.counters import as_int
 from nnx_ppo.algorithms.evaluation import report, run_episodes
 from nnx_ppo.algorithms.keys import PurposeKeys, at_step
+from nnx_ppo.algorithms.programs import TracedEnvironment, frozen
 from nnx_ppo.algorithms.rendering import (
     eval_rollout_for_render_scan,
     frame_rate,
     unstack_trajectory,
 )
-from nnx_ppo.core import RLEnv, StatefulModule
-
-
-@dataclasses.dataclass(frozen=True)
-class Algorithm:
-    """What distinguishes one algorithm from another.
-
-    Attributes:
-        iteration: `(state, *arguments) -> (state, metrics)`, traced once.
-        network_field: Field of the state that holds the network that learns.
-        steps_per_iteration: Environment steps of one iteration.
-        arguments: Trees of arrays that iterations read and never change. They are handed over, and
-            not compiled in as constants.
-    """
-
-    iteration: Callable[..., tuple[Any, dict[str, Any]]]
-    network_field: str
-    steps_per_iteration: int
-    arguments: tuple[Any, ...] = ()
+from nnx_ppo.core import RLEnv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +37,32 @@ class Schedule:
     eval: EvalConfig
     video: VideoConfig
     checkpoint_every_steps: int
+    iterations_per_call: int
+
+    def intervals(self) -> tuple[int, ...]:
+        """Return the intervals at which training is interrupted."""
+        parts = (self.eval, self.video)
+        looks = tuple(part.every_steps for part in parts if part.enabled)
+        return (*looks, self.checkpoint_every_steps)
+
+    def is_interrupted(self, step: int, previous: int) -> bool:
+        """Whether something other than logging is due at a step."""
+        return step >= self.total_steps or any(
+            is_due(step, previous, every) for every in self.intervals()
+        )
+
+    def iterations_ahead(self, step: int, size: int) -> int:
+        """Return how many iterations of `size` steps to run in one call, up to an interruption."""
+        for ahead in range(1, self.iterations_per_call):
+            end = step + ahead * size
+            if self.is_interrupted(end, end - size):
+                return ahead
+        return self.iterations_per_call
+
+
+def is_due(step: int, previous: int, every: int) -> bool:
+    """Whether an interval ends between two steps."""
+    return step // every > previous // every
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +91,8 @@ def run_training(
     schedule: Schedule,
     callbacks: Callbacks,
     *,
-    eval_env: RLEnv,
+    env: TracedEnvironment,
+    eval_env: TracedEnvironment,
     keys: PurposeKeys,
     throughput: bool,
 ) -> Outcome:
@@ -97,118 +104,91 @@ def run_training(
             in place.
         schedule: When to evaluate and save.
         callbacks: Whom to tell.
+        env: The environment that `algorithm` runs in.
         eval_env: The environment for evaluation and videos.
         keys: The keys of the run.
         throughput: Whether to report steps per second.
     """
-    run = _CompiledRun(algorithm, state)
+    run = CompiledRun(algorithm, state, env, schedule.iterations_per_call)
+    size = algorithm.steps_per_iteration
     breaks = _Breaks(run, schedule, callbacks, eval_env, keys, throughput)
-    step = as_int(state.step_words)
-    iterations = 0
+    reports = _Reports(breaks, size, throughput)
+    step = first = as_int(state.step_words)
     try:
-        metrics = breaks.take(step, previous=None)
-        stopped = run.is_told_to_stop(callbacks)
+        breaks.take(step, previous=None)
+        stopped = breaks.is_told_to_stop()
         while step < schedule.total_steps and not stopped:
-            start = time.perf_counter()
-            learned = run.iterate()
-            if throughput:
-                elapsed = time.perf_counter() - start
-                learned["throughput/train_sps"] = algorithm.steps_per_iteration / elapsed
-            previous, step = step, step + algorithm.steps_per_iteration
-            iterations += 1
-            stopped = run.is_told_to_stop(callbacks)
+            ahead = schedule.iterations_ahead(step, size)
+            reports.expect(run.advance(ahead), step)
+            step += ahead * size
+            stopped = breaks.is_told_to_stop()
+            if not (stopped or schedule.is_interrupted(step, step - size)):
+                continue
             last = stopped or step >= schedule.total_steps
-            metrics = {**metrics, **breaks.take(step, previous, learned, last=last)}
-            if not last and run.is_told_to_stop(callbacks):
+            breaks.take(step, step - size, reports.latest(), last=last)
+            if not last and breaks.is_told_to_stop():
                 breaks.save(step)
                 stopped = True
     finally:
+        reports.finish()
         run.sync()
         wait = getattr(callbacks.checkpoint_fn, "wait", None)
         if wait is not None:
             wait()
-    return Outcome(run.final_state(), metrics, breaks.history, step, iterations)
+    return Outcome(run.final_state(), breaks.metrics, breaks.history, step, (step - first) // size)
 
 
-class _CompiledRun:
-    """A training state as flat arrays, and the compiled iteration on them.
+class _Reports:
+    """Passes metrics on in order, those of one call when the next is under way."""
 
-    The network's arrays are kept by whoever holds the network, so they are not donated to the
-    next iteration; all others are copies of our own, and are.
-    """
+    def __init__(self, breaks: "_Breaks", steps_per_iteration: int, throughput: bool) -> None:
+        self._breaks = breaks
+        self._size = steps_per_iteration
+        self._throughput = throughput
+        self._pending: tuple[Call, int] | None = None
+        self._last_read = 0.0
 
-    def __init__(self, algorithm: Algorithm, state: Any) -> None:
-        self._kind = type(state)
-        self._field = algorithm.network_field
-        self.networks: StatefulModule = getattr(state, self._field)
-        self._blueprint, data = split_modules(state)
-        self._network = data.pop(self._field)
-        leaves, self._tree = jax.tree.flatten(data)
-        self._leaves = [leaf.copy() for leaf in leaves]
+    def expect(self, call: Call, step: int) -> None:
+        """Report on the call before; report on this one when the next is under way.
 
-        def iteration(
-            network: Any, leaves: list[Array], *arguments: Any
-        ) -> tuple[Any, list[Array], Any]:
-            state, metrics = algorithm.iteration(self._merged(network, leaves), *arguments)
-            _, data = split_modules(state)
-            network = data.pop(self._field)
-            leaves, tree = jax.tree.flatten(data)
-            if tree != self._tree:
-                raise ValueError(f"an iteration changed the state's tree: {self._tree} to {tree}")
-            return network, leaves, metrics
+        Args:
+            call: The call, just begun.
+            step: Environment steps before it.
+        """
+        before, self._pending = self._pending, (call, step)
+        if before is not None:
+            self._report(self._rows(*before))
 
-        self._iteration = jax.jit(iteration, donate_argnums=1)
-        self._arguments = algorithm.arguments
+    def latest(self) -> dict[str, Any]:
+        """Wait for the call under way and report on it, but return its last metrics unreported."""
+        assert self._pending is not None
+        *earlier, (_, latest) = self._rows(*self._pending)
+        self._pending = None
+        self._report(earlier)
+        return latest
 
-    def iterate(self) -> dict[str, Any]:
-        """Run one iteration; return its metrics as Python floats."""
-        self._network, self._leaves, metrics = self._iteration(
-            self._network, self._leaves, *self._arguments
-        )
-        return _as_floats(metrics)
+    def finish(self) -> None:
+        """Report what is there when training ends early."""
+        if self._pending is not None and self._pending[0].is_ready():
+            then = "The last metrics before training ended are missing."
+            pending, self._pending = self._pending, None
+            call_forgivingly(
+                lambda: self._report(self._rows(*pending)), what="reading metrics", then=then
+            )
 
-    def network_data(self) -> Any:
-        """Return the network's variables, to be given to `network_of` in a transform."""
-        return self._network
+    def _rows(self, call: Call, step: int) -> list[tuple[int, dict[str, Any]]]:
+        rows = call.rows()
+        now = time.perf_counter()
+        if self._throughput:
+            seconds = now - max(call.begun, self._last_read)
+            for row in rows:
+                row["throughput/train_sps"] = self._size * len(rows) / seconds
+        self._last_read = now
+        return [(step + (i + 1) * self._size, row) for i, row in enumerate(rows)]
 
-    def network_of(self, network: Any) -> StatefulModule:
-        """Return a live network with the given variables."""
-        return nnx.merge(self._blueprint.modules[self._field], network, copy=True)
-
-    def sync(self) -> None:
-        """Bring the caller's network up to date."""
-        nnx.update(self.networks, self._network)
-
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """Lend the caller's network, up to date, to a callback; go on with what it wrote."""
-        self.sync()
-        yield
-        self._network = jax.tree.map(
-            lambda new, old: new if new is old else jnp.asarray(new, old.dtype),
-            nnx.state(self.networks),
-            self._network,
-        )
-
-    def is_told_to_stop(self, callbacks: Callbacks) -> bool:
-        """Ask the caller whether to end early."""
-        if callbacks.stop_fn is None:
-            return False
-        with self.lent():
-            return callbacks.stop_fn()
-
-    def state(self) -> Any:
-        """Return a training state that later iterations neither change nor delete."""
-        return self._merged(self._network, [leaf.copy() for leaf in self._leaves])
-
-    def final_state(self) -> Any:
-        """Return the training state with the caller's own network."""
-        self.sync()
-        return self.state().replace(**{self._field: self.networks})
-
-    def _merged(self, network: Any, leaves: list[Array]) -> Any:
-        data = {**jax.tree.unflatten(self._tree, leaves), self._field: network}
-        return merge_modules(self._kind, self._blueprint, data)
+    def _report(self, rows: list[tuple[int, dict[str, Any]]]) -> None:
+        for step, row in rows:
+            self._breaks.log({**row, "total_steps": step}, step)
 
 
 class _Breaks:
@@ -216,14 +196,15 @@ class _Breaks:
 
     def __init__(  # noqa: PLR0917  (called once, above)
         self,
-        run: _CompiledRun,
+        run: CompiledRun,
         schedule: Schedule,
         callbacks: Callbacks,
-        env: RLEnv,
+        env: TracedEnvironment,
         keys: PurposeKeys,
         throughput: bool,
     ) -> None:
         self.history: list[dict[str, Any]] = []
+        self.metrics: dict[str, Any] = {}
         self._saved: int | None = None
         self._run = run
         self._schedule = schedule
@@ -231,8 +212,16 @@ class _Breaks:
         self._env = env
         self._keys = keys
         self._throughput = throughput
-        self._episodes = jax.jit(self._run_episodes)
-        self._trajectory = jax.jit(self._run_for_video)
+        layout, length = run.layout, schedule.video.episode_length
+        self._episodes = env.program(
+            lambda: _compile_episodes(env, layout, schedule.eval),
+            "evaluation",
+            frozen(schedule.eval),
+            layout.key,
+        )
+        self._trajectory = env.program(
+            lambda: _compile_trajectory(env, layout, length), "video", length, layout.key
+        )
 
     def take(
         self,
@@ -241,7 +230,7 @@ class _Breaks:
         learned: dict[str, Any] | None = None,
         *,
         last: bool = False,
-    ) -> dict[str, Any]:
+    ) -> None:
         """Do what is due at a step: evaluate, render, log, save.
 
         Args:
@@ -249,13 +238,10 @@ class _Breaks:
             previous: Steps at the last call; None at the start, where everything is due.
             learned: Metrics of the iteration that led here.
             last: Whether training ends here, where everything is due as well.
-
-        Returns:
-            The metrics that were logged.
         """
 
         def due(every: int) -> bool:
-            return last or previous is None or step // every > previous // every
+            return last or previous is None or is_due(step, previous, every)
 
         schedule, callbacks = self._schedule, self._callbacks
         metrics = {**(learned or {}), "total_steps": step}
@@ -263,15 +249,26 @@ class _Breaks:
             metrics.update(self._evaluate(step))
         if schedule.video.enabled and callbacks.video_fn and due(schedule.video.every_steps):
             metrics.update(self._film(step, callbacks.video_fn))
-        observe = getattr(callbacks.checkpoint_fn, "observe", None)
-        if observe is not None:
-            observe(metrics, step)
-        if callbacks.log_fn is not None and len(metrics) > 1:
-            with self._run.lent():
-                call_forgivingly(callbacks.log_fn, dict(metrics), step)
+        self.log(metrics, step)
         if due(schedule.checkpoint_every_steps):
             self.save(step)
-        return metrics
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        """Tell callbacks of metrics, if there are any."""
+        self.metrics.update(metrics)
+        observe = getattr(self._callbacks.checkpoint_fn, "observe", None)
+        if observe is not None:
+            observe(metrics, step)
+        if self._callbacks.log_fn is not None and len(metrics) > 1:
+            with self._run.lent():
+                call_forgivingly(self._callbacks.log_fn, dict(metrics), step)
+
+    def is_told_to_stop(self) -> bool:
+        """Ask the caller whether to end early."""
+        if self._callbacks.stop_fn is None:
+            return False
+        with self._run.lent():
+            return self._callbacks.stop_fn()
 
     def save(self, step: int) -> None:
         """Save a checkpoint, unless this step has one."""
@@ -284,10 +281,10 @@ class _Breaks:
     def _evaluate(self, step: int) -> dict[str, Any]:
         """Evaluate the network as it is, and add to the history."""
         start = time.perf_counter()
-        found, steps = self._episodes(
-            self._run.network_data(), at_step(self._keys.evaluation, step)
+        found, steps = jax.device_get(
+            self._episodes(self._run.network, at_step(self._keys.evaluation, step))
         )
-        metrics = _as_floats(found)
+        metrics = {name: float(value) for name, value in found.items()}
         self.history.append({"step": step, **metrics})
         if self._throughput:
             metrics["throughput/eval_sps"] = int(steps) / (time.perf_counter() - start)
@@ -300,9 +297,9 @@ class _Breaks:
 
         def film() -> None:
             key = at_step(self._keys.video, step)
-            states, final, reward = self._trajectory(self._run.network_data(), key)
+            states, final, reward = self._trajectory(self._run.network, key)
             trajectory = unstack_trajectory(states, final, config.episode_length)
-            frames = self._env.render(trajectory, **config.render_kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+            frames = self._env.render(trajectory, **config.render_kwargs)
             data = VideoData(
                 np.stack(frames), step, float(reward), config.episode_length, frame_rate(self._env)
             )
@@ -314,24 +311,29 @@ class _Breaks:
             return {}
         return {"throughput/video_sps": config.episode_length / (time.perf_counter() - start)}
 
-    def _run_for_video(self, network: Any, key: Key[Array, ""]) -> Any:
-        """Traced: return the states to render, and the return of the first episode."""
-        live = self._run.network_of(network)
-        live.eval()
-        length = self._schedule.video.episode_length
-        return eval_rollout_for_render_scan(self._env, live, length, key)
 
-    def _run_episodes(self, network: Any, key: Key[Array, ""]) -> tuple[dict[str, Any], Array]:
-        """Traced: return the metrics of an evaluation and the environment steps it took."""
-        config = self._schedule.eval
-        live = self._run.network_of(network)
+def _compile_episodes(env: RLEnv, layout: Layout, config: EvalConfig) -> Callable[..., Any]:
+    """Return a function to the metrics of an evaluation and the environment steps it took."""
+
+    @jax.jit
+    def episodes(network: list[Array], key: Key[Array, ""]) -> tuple[dict[str, Any], Array]:
+        live = layout.networks(network)
         live.eval()
-        episodes = run_episodes(
-            self._env, live, config.n_envs, config.max_episode_length, key, config.logging_level
+        found = run_episodes(
+            env, live, config.n_envs, config.max_episode_length, key, config.logging_level
         )
-        return report(episodes, config.logging_percentiles), episodes.lifespan.sum()
+        return report(found, config.logging_percentiles), found.lifespan.sum()
+
+    return episodes
 
 
-def _as_floats(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Fetch scalars from the device, all at once."""
-    return {name: float(value) for name, value in jax.device_get(metrics).items()}
+def _compile_trajectory(env: RLEnv, layout: Layout, length: int) -> Callable[..., Any]:
+    """Return a function to the states to render, and the return of the first episode."""
+
+    @jax.jit
+    def trajectory(network: list[Array], key: Key[Array, ""]) -> Any:
+        live = layout.networks(network)
+        live.eval()
+        return eval_rollout_for_render_scan(env, live, length, key)
+
+    return trajectory
