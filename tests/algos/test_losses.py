@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nnx_ppo.algorithms import losses
 from nnx_ppo.algorithms.losses import (
     approximate_kl,
     clipped_surrogate,
@@ -13,11 +14,19 @@ from nnx_ppo.algorithms.losses import (
     normalized,
     outside_clip,
     r_squared,
+    sums_by_scan,
+    sums_in_parallel,
     value_loss,
 )
 
 GAMMA, LAMBDA = 0.9, 0.95
 REWARDS = [1.0, 1.0, 1.0, 5.0]
+
+
+@pytest.fixture(params=[sums_by_scan, sums_in_parallel], ids=["scan", "parallel"])
+def each_form(request, monkeypatch):
+    """Both ways of summing up; the one that a machine takes depends on its back end."""
+    monkeypatch.setattr(losses, "discounted_sums", request.param)
 
 
 def column(values, dtype=jnp.float32):
@@ -46,6 +55,7 @@ def advantages(done=(0, 0, 0, 0), truncated=(0, 0, 0, 0), stored=None):
 # - terminated: δ₁ = 1 − 10 = −9, A₁ = −9, A₀ = 0.855·(−9) = −7.695
 # - truncated with nothing stored: A₁ = 0, A₀ = 0
 # - not at all: A₁ = 0.855·3.42 = 2.9241, A₀ = 0.855·2.9241 = 2.5001055
+@pytest.mark.usefixtures("each_form")
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
@@ -118,6 +128,7 @@ def test_gae_names_the_tree_that_does_not_fit():
         gae(flat, flat, jnp.zeros(1), flags, flags, LAMBDA, {"a": 0.9})
 
 
+@pytest.mark.usefixtures("each_form")
 def test_gae_never_reads_past_an_end():
     """A NaN beyond an end, or stored where nothing was cut, stays where it is."""
     stored = column([jnp.nan, 20.0, jnp.nan, jnp.nan])
@@ -131,12 +142,47 @@ def test_gae_never_reads_past_an_end():
     np.testing.assert_allclose(result[:, 0], [7.695, 9.0, -4.275, -5.0], rtol=1e-6)
 
 
+@pytest.mark.usefixtures("each_form")
 def test_lambda_1_is_the_discounted_return():
     # V = 0: A₀ = 1 + 0.9·(1 + 0.9·(1 + 0.9·5)) = 6.355 with the episode ended at the last step.
     zeros = column([0.0] * 4)
     done = column([0, 0, 0, 1], bool)
     result = gae(column(REWARDS), zeros, jnp.zeros(1), done, jnp.zeros_like(done), 1.0, GAMMA)
     np.testing.assert_allclose(result[0, 0], 6.355, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype"), [(1, jnp.float32), (6, jnp.float32), (21, jnp.float64)]
+)
+def test_sums_in_parallel_are_those_of_the_scan(length, dtype):
+    with jax.enable_x64(dtype == jnp.float64):
+        keys = jax.random.split(jax.random.key(length), 2)
+        terms = jax.random.normal(keys[0], (length, 5), dtype)
+        ended = jax.random.bernoulli(keys[1], 0.2, (length, 5))
+        decay = jnp.where(ended, 0.0, 0.9405).astype(dtype)
+        found = jax.jit(sums_in_parallel)(terms, decay)
+        expected = jax.jit(sums_by_scan)(terms, decay)
+        assert found.dtype == expected.dtype == dtype
+        rounding = 32 * float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("form", [sums_by_scan, sums_in_parallel])
+def test_what_lies_beyond_an_end_is_never_read(form):
+    # Each sum by hand, with a decay of 1/2: 4, then NaN and what counts it, then 2 and 1 + 2/2 = 2.
+    terms = column([1.0, 2.0, 3.0, jnp.nan, 4.0])
+    decay = column([0.5, 0.0, 0.5, 0.5, 0.5])
+    np.testing.assert_array_equal(
+        jax.jit(form)(terms, decay)[:, 0], [2.0, 2.0, jnp.nan, jnp.nan, 4.0]
+    )
+
+
+@pytest.mark.parametrize(("back_end", "loops"), [("cpu", True), ("gpu", False), ("tpu", False)])
+def test_only_a_cpu_sums_step_by_step(monkeypatch, back_end, loops):
+    monkeypatch.setattr(jax, "default_backend", lambda: back_end)
+    # A function of its own: JAX keeps what it has traced.
+    jaxpr = jax.make_jaxpr(lambda x: losses.discounted_sums(x, x))(jnp.zeros((8, 2)))
+    assert ("scan" in {equation.primitive.name for equation in jaxpr.eqns}) == loops
 
 
 @pytest.mark.parametrize(

@@ -96,13 +96,61 @@ def _gae(
     delta = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
     if stored is None:
         delta = jnp.where(truncated, 0.0, delta)
+    return discounted_sums(delta, jnp.where(ended, 0.0, gamma * lambda_).astype(delta.dtype))
+
+
+def discounted_sums(
+    terms: Float[Array, "time batch"], decay: Float[Array, "time batch"]
+) -> Float[Array, "time batch"]:
+    """Return `sums[t] = terms[t] + decay[t] * sums[t + 1]`, with 0 after the last step.
+
+    Where the decay is 0 nothing of what comes later is read, be it NaN.
+
+    It is computed step by step on a CPU, and elsewhere in a number of operations that grows with
+    the logarithm of the time. (On a CPU of 2 cores the latter took 0.7 to 3 times as long, for 20
+    to 1000 steps of 64 to 4096 environments; for a network of width 64 either is 1 to 3 % of the
+    gradient phase. Elsewhere each step of a loop waits for the one before; that is not measured.)
+
+    Args:
+        terms: What is added at each step.
+        decay: Share of the later sum that counts.
+    """
+    if jax.default_backend() == "cpu":
+        return sums_by_scan(terms, decay)
+    return sums_in_parallel(terms, decay)
+
+
+def sums_by_scan(
+    terms: Float[Array, "time batch"], decay: Float[Array, "time batch"]
+) -> Float[Array, "time batch"]:
+    """Compute `discounted_sums` one step after the other."""
 
     def step(later: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
-        delta, ended = inputs
-        advantage = delta + gamma * lambda_ * jnp.where(ended, 0.0, later)
-        return advantage, advantage
+        total = _add_later(*inputs, later)
+        return total, total
 
-    return jax.lax.scan(step, jnp.zeros_like(last_value), (delta, ended), reverse=True)[1]
+    return jax.lax.scan(
+        step, jnp.zeros(terms.shape[1:], terms.dtype), (terms, decay), reverse=True
+    )[1]
+
+
+def sums_in_parallel(
+    terms: Float[Array, "time batch"], decay: Float[Array, "time batch"]
+) -> Float[Array, "time batch"]:
+    """Compute `discounted_sums` of ever longer spans (Blelloch 1990, Prefix sums, section 1.4).
+
+    A span is known by its own sum, and by the share of what follows it that counts.
+    """
+
+    def join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
+        (late_terms, late_decay), (terms, decay) = later, earlier
+        return _add_later(terms, decay, late_terms), decay * late_decay
+
+    return jax.lax.associative_scan(join, (terms, decay), reverse=True)[0]
+
+
+def _add_later(terms: Array, decay: Array, later: Array) -> Array:
+    return terms + jnp.where(decay == 0.0, 0.0, decay * later)
 
 
 def normalized(advantages: Float[Array, "time batch"]) -> Float[Array, "time batch"]:

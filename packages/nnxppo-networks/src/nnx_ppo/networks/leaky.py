@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
-from nnx_ppo.networks._keys import initial_keys, split_keys
+from nnx_ppo.core import StatefulModuleOutput, UnrollOutput
+from nnx_ppo.networks._keys import initial_keys, split_keys, split_keys_over_time
 from nnx_ppo.networks._streams import fork_stream
 from nnx_ppo.networks.recurrent._base import RecurrentLayer
 
@@ -131,30 +132,73 @@ class LeakyRNN(RecurrentLayer):
         """Return the carry with `h` as at the start of an episode; keys go on."""
         return {**prev_state, **self._start(prev_state["h"].shape[:-1])}
 
-    unroll = RecurrentLayer.unroll  # the carry is reset with reset_state above
+    def __call__(
+        self, state: State, x: Float[Array, "*batch features"], rollout_extras: Any = None
+    ) -> StatefulModuleOutput:
+        """Run one step.
+
+        Args:
+            state: The carry.
+            x: The input, `(batch, in_features)`.
+            rollout_extras: Ignored.
+
+        Raises:
+            ValueError: `x` has not `in_features` features.
+        """
+        if self.rng is None:
+            return super().__call__(state, x, rollout_extras)
+        self._check_input(x)
+        keys, step_keys = split_keys(state["keys"])
+        units: State = {"h": state["h"]}
+        units = self._update(units, self._total(units, self._noisy(self._project(x), step_keys)))
+        next_state = {**units, "keys": keys}
+        return StatefulModuleOutput(next_state, self._output(units), jnp.zeros(()), {})
+
+    def unroll(
+        self,
+        state: State,
+        xs: Float[Array, "time batch features"],
+        done: Bool[Array, "time batch"],
+        rollout_extras: Any = None,
+    ) -> UnrollOutput:
+        """Run a window of steps as `RecurrentLayer` does, with all the noise drawn at once."""
+        if self.rng is None:
+            return super().unroll(state, xs, done, rollout_extras)
+        self._check_input(xs)
+        keys, step_keys = split_keys_over_time(state["keys"], len(done))
+        drives = self._noisy(self._project_window(xs), step_keys)
+        out = self._unroll_drives({"h": state["h"]}, drives, done)
+        return out.replace(next_state={**out.next_state, "keys": keys})
 
     def _project(self, x: Array) -> Array:
         return self.cell.dense_i(x)
 
-    def _advance(self, state: State, drive: Array) -> tuple[State, Array]:
+    def _output(self, state: State) -> Array:
+        return self.cell.activation_fn(state["h"])
+
+    def _recur(self, sent: Array) -> Array:
+        return self.cell.dense_h(sent)
+
+    def _update(self, state: State, total: Array) -> State:
         h = state["h"]
-        alpha = jnp.expand_dims(self.dt / self.tau, range(h.ndim - 1))
-        h += alpha * (drive + self.cell.dense_h(self.cell.activation_fn(h)) - h)
-        next_state: State = {}
-        if self.rng is not None:
-            next_state["keys"], step_keys = split_keys(state["keys"])
-            if not self.deterministic:
-                h += self.noise_std * jnp.sqrt(alpha * (2.0 - alpha)) * _normal(step_keys, h)
-        next_state["h"] = h
-        return next_state, self.cell.activation_fn(h)
+        return {"h": h + self._alpha(h.ndim) * (total - h)}
+
+    def _alpha(self, ndim: int) -> Array:
+        """Return `dt / tau` with so many axes, the last of which are the units."""
+        return jnp.expand_dims(self.dt / self.tau, range(ndim - 1))
+
+    def _noisy(self, drive: Array, keys: Key[Array, "*batch"]) -> Array:
+        """Return the drive with the noise of a step in it, drawn from one key for each sample."""
+        if self.deterministic:
+            return drive
+        xi = jax.vmap(lambda key: jax.random.normal(key, drive.shape[-1:], drive.dtype))
+        alpha = self._alpha(drive.ndim)
+        size = self.noise_std * jnp.sqrt((2.0 - alpha) / alpha)  # `_update` multiplies by alpha
+        return drive + size * xi(keys.reshape(-1)).reshape(drive.shape)
 
     def _join(self, parts: tuple[Array, ...]) -> State:
         (h,) = parts
         return {"h": h}
-
-
-def _normal(keys: Key[Array, " batch"], like: Float[Array, "batch hidden"]) -> Array:
-    return jax.vmap(lambda key, h: jax.random.normal(key, h.shape, h.dtype))(keys, like)
 
 
 def _checked_number(value: float, name: str, valid: bool, rule: str) -> float:

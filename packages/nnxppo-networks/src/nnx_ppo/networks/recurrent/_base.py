@@ -11,21 +11,22 @@ from jaxtyping import Array, Bool, Float
 
 from nnx_ppo.core import (
     ModuleState,
-    StatefulModule,
     StatefulModuleOutput,
     UnrollOutput,
+    fold_time,
     reset_where,
 )
 from nnx_ppo.networks._checks import check_size
+from nnx_ppo.networks.recurrent._window import Recurrence, states_over_window
 
 Cell = TypeVar("Cell", bound=nnx.RNNCellBase)
 
 
-class RecurrentLayer(StatefulModule):
-    """A layer whose step is an input projection, and then an update of the carry with it.
+class RecurrentLayer(Recurrence):
+    """A recurrence whose drive is a projection of the input.
 
-    The projection does not depend on the carry: `unroll` does it for the whole window at once
-    and scans only the update. A subclass gives the two, and how parts make a carry.
+    `unroll` projects the inputs of the whole window at once, and scans only the recurrence. A
+    subclass gives the parts of a step, and how parts make a carry.
 
     Args:
         in_features: Number of input features.
@@ -60,10 +61,6 @@ class RecurrentLayer(StatefulModule):
     def _project(self, x: Array) -> Array:
         """Return the input's part in the update, for any number of leading axes."""
 
-    @abc.abstractmethod
-    def _advance(self, state: ModuleState, drive: Array) -> tuple[ModuleState, Array]:
-        """Return the next carry and the output, from the projected input of one step."""
-
     def _join(self, parts: tuple[Array, ...]) -> ModuleState:
         """Make a carry of its parts, given in the order of `carry_parts`."""
         (h,) = parts
@@ -84,8 +81,8 @@ class RecurrentLayer(StatefulModule):
         """
         del rollout_extras
         self._check_input(x)
-        next_state, output = self._advance(state, self._project(x))
-        return StatefulModuleOutput(next_state, output, jnp.zeros(()), {})
+        next_state = self._update(state, self._total(state, self._project(x)))
+        return StatefulModuleOutput(next_state, self._output(next_state), jnp.zeros(()), {})
 
     def initialize_state(self, batch_size: int) -> ModuleState:
         """Return the carry at the start of an episode, leaves `(batch_size, …)`."""
@@ -102,20 +99,26 @@ class RecurrentLayer(StatefulModule):
         done: Bool[Array, "time batch"],
         rollout_extras: Any = None,
     ) -> UnrollOutput:
-        """Run a window of steps, with the input's part of the update computed for all at once.
+        """Run a window of steps.
 
-        Only the recurrent part is scanned, where each step needs the one before.
+        Inputs are projected, and the gradients of all weights formed, for the window at once; only
+        the recurrence is scanned, where each step needs the one before.
         """
         del rollout_extras
         self._check_input(xs)
+        return self._unroll_drives(state, self._project_window(xs), done)
 
-        def step(state: ModuleState, inputs: tuple[Array, Array]) -> tuple[ModuleState, Array]:
-            drive, ended = inputs
-            state, output = self._advance(state, drive)
-            return reset_where(self, ended, state), output
+    def _project_window(self, xs: Array) -> Array:
+        # On two axes: to XLA, a product of arrays with three costs transposes.
+        fold, unfold = fold_time(xs.shape[:2])
+        return unfold(self._project(fold(xs)))
 
-        next_state, outputs = jax.lax.scan(step, state, (self._project(xs), done))
-        return UnrollOutput(next_state, outputs, jnp.zeros(done.shape))
+    def _unroll_drives(self, state: ModuleState, drives: Array, done: Array) -> UnrollOutput:
+        states = states_over_window(self, state, drives, done)
+        last = jax.tree.map(lambda leaf: leaf[-1], states)
+        return UnrollOutput(
+            reset_where(self, done[-1], last), self._output(states), jnp.zeros(done.shape)
+        )
 
     def _start(self, leading: tuple[int, ...]) -> ModuleState:
         """Return the carry at the start of an episode, for any leading axes."""

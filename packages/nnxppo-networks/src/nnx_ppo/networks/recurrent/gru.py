@@ -71,11 +71,20 @@ class GRU(RecurrentLayer):
     def _project(self, x: Array) -> Array:
         return self.cell.dense_i(x)
 
-    def _advance(self, state: Array, drive: Array) -> tuple[Array, Array]:
-        input_r, input_z, input_n = jnp.split(drive, 3, axis=-1)
-        recurrent_r, recurrent_z, recurrent_n = jnp.split(self.cell.dense_h(state), 3, axis=-1)
-        r = self.cell.gate_fn(input_r + recurrent_r)
-        z = self.cell.gate_fn(input_z + recurrent_z)
+    def _output(self, state: Array) -> Array:
+        return state
+
+    def _recur(self, sent: Array) -> Array:
+        return self.cell.dense_h(sent)
+
+    def _merge(self, drive: Array, recurrent: Array) -> Array:
+        """Add the two for the gates `r` and `z`, and put them side by side for `n`."""
+        gates = 2 * self.hidden_features
+        added = drive[..., :gates] + recurrent[..., :gates]
+        return jnp.concatenate([added, drive[..., gates:], recurrent[..., gates:]], axis=-1)
+
+    def _update(self, state: Array, total: Array) -> Array:
+        r, z, input_n, recurrent_n = jnp.split(total, 4, axis=-1)
+        r, z = self.cell.gate_fn(r), self.cell.gate_fn(z)
         n = self.cell.activation_fn(input_n + r * recurrent_n)
-        h = (1.0 - z) * n + z * state
-        return h, h
+        return (1.0 - z) * n + z * state

@@ -80,20 +80,21 @@ class LSTM(RecurrentLayer):
         gates = (cell.ii, cell.if_, cell.ig, cell.io)
         return jnp.concatenate([gate(x) for gate in gates], axis=-1)
 
-    def _advance(self, state: Carry, drive: Array) -> tuple[Carry, Array]:
-        h, c = state
-        i, f, g, o = jnp.split(drive + self._recur(h), 4, axis=-1)
-        gate, activation = self.cell.gate_fn, self.cell.activation_fn
-        c = gate(f) * c + gate(i) * activation(g)
-        h = gate(o) * activation(c)
-        return (h, c), h
+    def _output(self, state: Carry) -> Array:
+        return state[0]
 
-    def _recur(self, h: Array) -> Array:
+    def _recur(self, sent: Array) -> Array:
         cell = self.cell
         if isinstance(cell, nnx.OptimizedLSTMCell):
-            return cell.dense_h(h)
+            return cell.dense_h(sent)
         gates = (cell.hi, cell.hf, cell.hg, cell.ho)
-        return jnp.concatenate([gate(h) for gate in gates], axis=-1)
+        return jnp.concatenate([gate(sent) for gate in gates], axis=-1)
+
+    def _update(self, state: Carry, total: Array) -> Carry:
+        gate, activation = self.cell.gate_fn, self.cell.activation_fn
+        i, f, g, o = jnp.split(total, 4, axis=-1)
+        c = gate(f) * state[1] + gate(i) * activation(g)
+        return gate(o) * activation(c), c
 
     def _join(self, parts: tuple[Array, ...]) -> Carry:
         h, c = parts

@@ -61,6 +61,12 @@ class RNN(RecurrentLayer):
     def _project(self, x: Array) -> Array:
         return self.cell.dense_i(x)
 
-    def _advance(self, state: Array, drive: Array) -> tuple[Array, Array]:
-        h = self.cell.activation_fn(drive + self.cell.dense_h(state))
-        return h, h
+    def _output(self, state: Array) -> Array:
+        return state
+
+    def _recur(self, sent: Array) -> Array:
+        return self.cell.dense_h(sent)
+
+    def _update(self, state: Array, total: Array) -> Array:
+        del state
+        return self.cell.activation_fn(total)
