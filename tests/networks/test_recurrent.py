@@ -59,6 +59,8 @@ LAYERS = {
         LeakyRNN, tau=[1.5, 2.0, 4.0], trainable_tau=True, noise_std=0.5, **kwargs
     ),
     "recurrent lstm": lambda **kwargs: recurrent(nnx.LSTMCell, **kwargs),
+    "recurrent gru": lambda **kwargs: recurrent(nnx.GRUCell, **kwargs),
+    "recurrent rnn": lambda **kwargs: recurrent(nnx.SimpleCell, **kwargs),
 }
 NAMES = pytest.mark.parametrize("name", LAYERS)
 
@@ -121,6 +123,8 @@ def test_unroll_equals_stepwise_in_value_and_gradient(name) -> None:
         ("gru", lambda carry: carry),
         ("rnn", lambda carry: carry),
         ("recurrent lstm", lambda carry: carry),
+        ("recurrent gru", lambda carry: carry),
+        ("recurrent rnn", lambda carry: carry),
     ],
 )
 def test_steps_equal_flax(name, from_cell) -> None:
@@ -249,6 +253,28 @@ def test_recurrent_leaves_no_random_stream() -> None:
     assert not owns_random_stream(Recurrent(cell))
 
 
+class Halved(nnx.GRUCell):
+    """A user's variant of one of flax's cells."""
+
+    def __call__(self, carry, inputs):
+        return super().__call__(0.5 * carry, inputs)
+
+
+@pytest.mark.parametrize(
+    ("cell", "tolerance"),
+    [
+        (lambda: Halved(2, 3, rngs=nnx.Rngs(0), **INITS), 1e-6),
+        (lambda: nnx.SimpleCell(2, 3, residual=True, rngs=nnx.Rngs(0), **INITS), 1e-6),
+        (lambda: nnx.LSTMCell(2, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0), **INITS), 2e-2),
+    ],
+)
+def test_a_window_of_a_special_cell_is_that_of_its_steps(cell, tolerance) -> None:
+    module = Recurrent(cell())
+    args = (module.initialize_state(BATCH), jnp.asarray(draw((TIME, BATCH, 2))), jnp.asarray(DONE))
+    both = jax.jit(lambda: (module.unroll(*args), unroll_stepwise(module, *args)))()
+    assert_close(*both, rtol=tolerance, atol=tolerance)
+
+
 def test_recurrent_can_be_made_without_values() -> None:
     abstract = nnx.eval_shape(lambda: recurrent(nnx.GRUCell, trainable_initial_state=True))
     assert nnx.state(abstract)["initial_carry"][0].shape == (3,)
@@ -311,6 +337,10 @@ def test_messages() -> None:
     module = recurrent(nnx.GRUCell)
     with pytest.raises(ValueError, match=r"x must have the shape \(batch, 2\), got \(4, 7\)"):
         module(module.initialize_state(4), jnp.ones((4, 7)))
+    with pytest.raises(
+        ValueError, match=r"x must have the shape \(time, batch, 2\), got \(2, 4, 7"
+    ):
+        module.unroll(module.initialize_state(4), jnp.ones((2, 4, 7)), jnp.ones((2, 4), bool))
     dense: Any = Dense(2, 3, nnx.Rngs(0), kernel_init=cheap)
     with pytest.raises(TypeError, match="cell must be an nnx.RNNCellBase, got Dense"):
         Recurrent(dense)

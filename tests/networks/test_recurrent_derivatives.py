@@ -11,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 
 from nnx_ppo.core import unroll_stepwise
 from nnx_ppo.networks.leaky import LeakyRNN
-from nnx_ppo.networks.recurrent import GRU, LSTM, RNN
+from nnx_ppo.networks.recurrent import GRU, LSTM, RNN, Recurrent
 
 TIME, BATCH, UNITS = 4, 3, 5
 DONE = jnp.array([[0, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 0]], bool)
@@ -38,6 +38,7 @@ LAYERS = {
     "gru": lambda: make(GRU),
     "rnn": lambda: make(RNN),
     "leaky": lambda: make(LeakyRNN, tau=3.0, trainable_tau=True, noise_std=0.5),
+    "recurrent lstm": lambda: Recurrent(nnx.OptimizedLSTMCell(2, UNITS, rngs=nnx.Rngs(0))),
 }
 NAMES = pytest.mark.parametrize("name", LAYERS)
 
@@ -139,27 +140,39 @@ def test_inputs_alone_have_a_gradient() -> None:
     assert_close(*both)
 
 
-def products(jaxpr, in_scan=False):
-    """Yield `(sizes, in_scan)` for the result of each matrix product of a program."""
+def equations(jaxpr, in_scan=False):
+    """Yield `(equation, in_scan)` for each operation of a program."""
     for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if name == "dot_general":
-            yield tuple(sorted(equation.outvars[0].aval.shape)), in_scan
+        yield equation, in_scan
         for inner in jaxprs_in_params(equation.params):
-            yield from products(inner, in_scan or name == "scan")
+            yield from equations(inner, in_scan or equation.primitive.name == "scan")
+
+
+def step_operations(name, form):
+    """Return what the steps of a gradient compute: name, and sizes of the first result."""
+    total, at = problem(name)
+    gradient = jax.make_jaxpr(jax.grad(lambda params: total(form, params, *at[1:])))(at[0])
+    return [
+        (equation.primitive.name, tuple(sorted(equation.outvars[0].aval.shape)))
+        for equation, in_scan in equations(gradient.jaxpr)
+        if in_scan
+    ]
 
 
 @NAMES
 def test_no_step_forms_a_gradient_of_weights(name) -> None:
-    total, at = problem(name)
-    kernels = {tuple(sorted(leaf.shape)) for leaf in jax.tree.leaves(at[0]) if leaf.ndim == 2}
+    kernels = {
+        ("dot_general", tuple(sorted(leaf.shape)))
+        for leaf in jax.tree.leaves(problem(name)[1][0])
+        if leaf.ndim == 2
+    }
+    operations = step_operations(name, unrolled)
+    assert not kernels & set(operations)
+    products = sum(operation == "dot_general" for operation, _ in operations)
+    assert products == (8 if name == "lstm four matrices" else 2)  # a step's own, forward and back
+    assert kernels & set(step_operations(name, unroll_stepwise))
 
-    def found(form):
-        gradient = jax.grad(lambda params: total(form, params, *at[1:]))
-        return list(products(jax.make_jaxpr(gradient)(at[0]).jaxpr))
 
-    in_steps = [sizes for sizes, in_scan in found(unrolled) if in_scan]
-    assert in_steps and not kernels & set(in_steps)
-    if name != "lstm four matrices":  # which has one product for each gate
-        assert len(in_steps) == 2  # the step's own, forward and back
-    assert kernels & {sizes for sizes, in_scan in found(unroll_stepwise) if in_scan}
+def test_no_step_computes_activations_again() -> None:
+    names = [operation for operation, _ in step_operations("lstm", unrolled)]
+    assert (names.count("logistic"), names.count("tanh")) == (3, 2)

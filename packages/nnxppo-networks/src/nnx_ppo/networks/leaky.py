@@ -150,7 +150,8 @@ class LeakyRNN(RecurrentLayer):
         self._check_input(x)
         keys, step_keys = split_keys(state["keys"])
         units: State = {"h": state["h"]}
-        units = self._update(units, self._total(units, self._noisy(self._project(x), step_keys)))
+        drive = self._noisy(self._project(x), step_keys)
+        units = self._update(units, self._total(self._output(units), drive))
         next_state = {**units, "keys": keys}
         return StatefulModuleOutput(next_state, self._output(units), jnp.zeros(()), {})
 

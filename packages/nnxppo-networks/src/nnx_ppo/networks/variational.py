@@ -201,7 +201,7 @@ class AR1VariationalBottleneck(_Bottleneck):
 
     def initialize_state(self, batch_size: int) -> dict[str, Any]:
         """Draw the keys that a batch of episodes starts with; there is no last vector yet."""
-        last_z = jnp.full((batch_size, self.latent_size), jnp.nan, jnp.float32)
+        last_z = jnp.full((batch_size, self.latent_size), jnp.nan, float)
         return {"keys": initial_keys(self.rng, batch_size), "last_z": last_z}
 
     def reset_state(self, prev_state: dict[str, Any]) -> dict[str, Any]:

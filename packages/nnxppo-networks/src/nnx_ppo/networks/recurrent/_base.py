@@ -81,7 +81,7 @@ class RecurrentLayer(Recurrence):
         """
         del rollout_extras
         self._check_input(x)
-        next_state = self._update(state, self._total(state, self._project(x)))
+        next_state = self._update(state, self._total(self._output(state), self._project(x)))
         return StatefulModuleOutput(next_state, self._output(next_state), jnp.zeros(()), {})
 
     def initialize_state(self, batch_size: int) -> ModuleState:

@@ -38,9 +38,9 @@ class Recurrence(StatefulModule):
     def _update(self, state: ModuleState, total: Array) -> ModuleState:
         """Return the next state."""
 
-    def _total(self, state: ModuleState, drive: Array) -> Array:
+    def _total(self, sent: Array, drive: Array) -> Array:
         """Return what `_update` makes the next state of."""
-        return self._merge(drive, self._recur(self._output(state)))
+        return self._merge(drive, self._recur(sent))
 
 
 def states_over_window(
@@ -51,9 +51,8 @@ def states_over_window(
     Differentiated as it stands, the scan would sum up the gradient of the recurrent weights from
     one small product for each step. Its derivative is given here instead: both scans, forward and
     back, leave the recurrent weights alone, and their gradient is one product over the window.
-    What else a step computes is cheap: it is computed again on the way back rather than stored.
 
-    It can be differentiated in both modes and to any order; the saving is in the first.
+    It can be differentiated in both modes and to any order; the saving is in the first order.
 
     Args:
         layer: The recurrence.
@@ -70,94 +69,75 @@ def states_over_window(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _states(
-    graphdef: Any,
-    variables: Any,
-    state: ModuleState,
-    drives: Array,
-    done: Array,
+    graphdef: Any, variables: Any, state: ModuleState, drives: Array, done: Array
 ) -> ModuleState:
-    return _scan(graphdef, variables, state, drives, done)[0]
+    layer = nnx.merge(graphdef, variables, copy=True)
+
+    def step(state: ModuleState, inputs: tuple[Array, Array]) -> tuple[ModuleState, ModuleState]:
+        drive, ended = inputs
+        after = layer._update(state, layer._total(layer._output(state), drive))
+        return reset_where(layer, ended, after), after
+
+    return jax.lax.scan(step, state, (drives, done))[1]
 
 
 @_states.defjvp
 def _states_jvp(
     graphdef: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[ModuleState, ModuleState]:
-    """Linearize the steps, the recurrent product apart from the rest of them.
+    """Scan twice: for the states and the slopes of each step, and for the tangents.
 
-    The tangent of a product `R r` is `R dr + dR r`. Of these, `R dr` goes from step to step, and
-    `dR r` is known once the states are: it is added to the tangent of the drive, for all steps at
-    once.
+    The tangent of a product `R r` is `R dr + dR r`. Of the two, `R dr` is known only step by step;
+    `dR r` is known once the states are, and joins the tangent of the drive for all steps at once.
     """
     variables, state, drives, done = primals
     d_variables, d_state, d_drives, _ = tangents
-    states, totals = _scan(graphdef, variables, state, drives, done)
-    before = _states_before(graphdef, variables, state, states, done)
-    layer = nnx.merge(graphdef, variables, copy=True)
-    fold, unfold = fold_time(done.shape)
-    sent = fold(layer._output(before))
+    merge = partial(nnx.merge, graphdef, copy=True)
+    layer = merge(variables)
 
-    def products(variables: Any) -> Array:
-        return unfold(nnx.merge(graphdef, variables, copy=True)._recur(sent))
+    def update(variables: Any, state: ModuleState, total: Array) -> ModuleState:
+        return merge(variables)._update(state, total)
 
-    d_products = jax.jvp(products, (variables,), (d_variables,))[1]
-    d_totals = layer._merge(d_drives, d_products)
-    still = jnp.zeros_like(drives[0])
-
-    def step(d_state: ModuleState, inputs: Any) -> tuple[ModuleState, ModuleState]:
-        state, total, d_total, ended = inputs
-        d_total += jax.jvp(lambda state: layer._total(state, still), (state,), (d_state,))[1]
-        return jax.jvp(
-            partial(_next, graphdef, ended),
-            (variables, state, total),
-            (d_variables, d_state, d_total),
-        )[1]
-
-    # The checkpoint keeps the slopes of a step from being stored: they come of what `step` gets.
-    step = jax.checkpoint(step, prevent_cse=False)
-    _, d_states = jax.lax.scan(step, d_state, (before, totals, d_totals, done))
-    return states, d_states
-
-
-def _scan(
-    graphdef: Any,
-    variables: Any,
-    state: ModuleState,
-    drives: Array,
-    done: Array,
-) -> tuple[ModuleState, Array]:
-    """Return the states after each step, before resets, and what they were made of."""
-    layer = nnx.merge(graphdef, variables, copy=True)
+    # Of the slopes, what is cheap to compute again has no place in memory for each step.
+    update = jax.checkpoint(update, policy=_is_costly, prevent_cse=False)
 
     def step(state: ModuleState, inputs: tuple[Array, Array]) -> tuple[ModuleState, Any]:
         drive, ended = inputs
-        total = layer._total(state, drive)
-        state, after = _next(graphdef, ended, variables, state, total)
-        return state, (after, total)
+        sent, output_slope = jax.linearize(layer._output, state)
+        after, update_slope = jax.linearize(update, variables, state, layer._total(sent, drive))
+        return reset_where(layer, ended, after), (after, sent, output_slope, update_slope)
 
-    return jax.lax.scan(step, state, (drives, done))[1]
+    _, (states, sent, *slopes) = jax.lax.scan(step, state, (drives, done))
+
+    fold, unfold = fold_time(done.shape)
+    _, d_products = jax.jvp(
+        lambda variables: merge(variables)._recur(fold(sent)), (variables,), (d_variables,)
+    )
+    d_totals = layer._merge(d_drives, unfold(d_products))
+    no_drive, no_state = jax.tree.map(jnp.zeros_like, (drives[0], state))
+
+    # Without the checkpoint, what is known before the tangents would get a scan of its own.
+    @partial(jax.checkpoint, prevent_cse=False)
+    def d_step(d_state: ModuleState, inputs: Any) -> tuple[ModuleState, ModuleState]:
+        (output_slope, update_slope), d_total, ended = inputs
+        d_sent = output_slope(d_state)
+        d_total += jax.jvp(lambda sent: layer._total(sent, no_drive), (d_sent,), (d_sent,))[1]
+        d_after = update_slope(d_variables, d_state, d_total)
+        _, d_next = jax.jvp(
+            lambda variables, after: reset_where(merge(variables), ended, after),
+            (variables, no_state),  # only the tangent is used, and a reset is linear in the state
+            (d_variables, d_after),
+        )
+        return d_next, d_after
+
+    _, d_states = jax.lax.scan(d_step, d_state, (slopes, d_totals, done))
+    return states, d_states
 
 
-def _next(
-    graphdef: Any,
-    ended: Array,
-    variables: Any,
-    state: ModuleState,
-    total: Array,
-) -> tuple[ModuleState, ModuleState]:
-    """Return the next state, with and without resets."""
-    layer = nnx.merge(graphdef, variables, copy=True)
-    after = layer._update(state, total)
-    return reset_where(layer, ended, after), after
+def _is_costly(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Whether to store what an operation gives; of a split, only the parts that are needed."""
+    return primitive.name in _COSTLY
 
 
-def _states_before(
-    graphdef: Any,
-    variables: Any,
-    state: ModuleState,
-    states: ModuleState,
-    done: Array,
-) -> ModuleState:
-    """Return the states that the steps started from, leaves `(time, batch, …)`."""
-    later = reset_where(nnx.merge(graphdef, variables, copy=True), done, states)
-    return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), state, later)
+_COSTLY = {"cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "sin", "tanh"}
+_COSTLY |= {"split"}

@@ -7,11 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
-from nnx_ppo.core import ModuleState, StatefulModule, StatefulModuleOutput, check_same_carry
+from nnx_ppo.core import (
+    ModuleState,
+    StatefulModule,
+    StatefulModuleOutput,
+    UnrollOutput,
+    check_same_carry,
+    unroll_stepwise,
+)
 from nnx_ppo.networks._checks import check_size, check_sizes
 from nnx_ppo.networks._foreign import call_unchanged, copy_of, describe, find
+from nnx_ppo.networks.recurrent._twins import has_twin, unroll_as_twin
 
 # Their `rngs`, kept on request, only draw carries; here carries are never drawn.
 _FLAX_CELLS = (nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell)
@@ -28,9 +36,8 @@ class Recurrent(StatefulModule):
     It starts, and starts again after each episode, from what `cell.initialize_carry` returned when
     the layer was made: the same for each environment and each episode.
 
-    `LSTM`, `GRU` and `RNN` compute the same as flax's cells in here. Over a window they multiply
-    all inputs by their weights at once, which pays where inputs are wide; this layer goes step by
-    step.
+    Over a window, flax's own cells run as `LSTM`, `GRU` and `RNN` do, which is faster than step by
+    step; other cells, classes derived from flax's among them, go step by step.
 
     Args:
         cell: The cell. If it is one of flax's and was made with `keep_rngs=True`, the stream that
@@ -93,11 +100,7 @@ class Recurrent(StatefulModule):
             ValueError: `x` has not the shape `input_shape` after the batch axis.
         """
         del rollout_extras
-        if x.shape[1:] != self.input_shape:
-            raise ValueError(
-                f"Recurrent: x must have the shape (batch, {', '.join(map(str, self.input_shape))})"
-                f", got {x.shape}; make the cell for the width of the layer before."
-            )
+        self._check_input(x, "batch")
         next_state, output = self.cell(state, x)
         return StatefulModuleOutput(next_state, output, jnp.zeros(()), {})
 
@@ -108,6 +111,27 @@ class Recurrent(StatefulModule):
     def reset_state(self, prev_state: ModuleState) -> ModuleState:
         """Return the carry at the start of an episode, in the shape of `prev_state`."""
         return self._start(prev_state)
+
+    def unroll(
+        self,
+        state: ModuleState,
+        xs: Array,
+        done: Bool[Array, "time batch"],
+        rollout_extras: Any = None,
+    ) -> UnrollOutput:
+        """Run a window of steps; one of flax's own cells as `LSTM`, `GRU` and `RNN` do it."""
+        if not has_twin(self.cell):
+            return unroll_stepwise(self, state, xs, done, rollout_extras)
+        self._check_input(xs, "time, batch")
+        return unroll_as_twin(self, self.cell, state, xs, done)
+
+    def _check_input(self, x: Array, axes: str) -> None:
+        if x.shape[axes.count(",") + 1 :] != self.input_shape:
+            raise ValueError(
+                f"Recurrent: x must have the shape ({axes}, "
+                f"{', '.join(map(str, self.input_shape))}), got {x.shape}; make the cell for the "
+                "width of the layer before."
+            )
 
     def _start(self, like: ModuleState) -> ModuleState:
         leaves, tree = jax.tree.flatten(like)

@@ -79,7 +79,7 @@ class GRU(RecurrentLayer):
 
     def _merge(self, drive: Array, recurrent: Array) -> Array:
         """Add the two for the gates `r` and `z`, and put them side by side for `n`."""
-        gates = 2 * self.hidden_features
+        gates = 2 * (drive.shape[-1] // 3)
         added = drive[..., :gates] + recurrent[..., :gates]
         return jnp.concatenate([added, drive[..., gates:], recurrent[..., gates:]], axis=-1)
 
