@@ -74,6 +74,26 @@ from nnx_ppo.algorithms import (
             'advantage_normalization="window" needs advantages="window"',
         ),
         (PPOConfig, dict(chunk_length=5), 'chunk_length=5 needs advantages="window"'),
+        (PPOConfig, dict(remat_length=0), "remat_length=0 must be None or a whole number"),
+        (
+            PPOConfig,
+            dict(remat_length=20),
+            "remat_length=20 must be below rollout_length=20, or everything is computed twice and "
+            "nothing is saved; use remat_length=4 or remat_length=None",
+        ),
+        (
+            PPOConfig,
+            dict(chunk_length=10, advantages="window", remat_length=10),
+            "remat_length=10 must be below chunk_length=10.*; use remat_length=3 or",
+        ),
+        (DistillationConfig, dict(remat_length=21), "DistillationConfig: remat_length=21 must be"),
+        (DistillationConfig, dict(rollout_length=1, remat_length=1), "; use remat_length=None"),
+        (
+            PPOConfig,
+            dict(matmul_precision="bf16"),
+            "matmul_precision='bf16' must be None or one of 'float32', 'tensorfloat32', 'bfloat16'",
+        ),
+        (DistillationConfig, dict(matmul_precision=16), "matmul_precision=16 must be None or one"),
         (
             PPOConfig,
             dict(chunk_length=6, advantages="window"),

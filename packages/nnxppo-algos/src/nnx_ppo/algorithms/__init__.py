@@ -28,6 +28,7 @@ from nnx_ppo.algorithms.distillation import (
     new_distillation_state,
     train_distillation,
 )
+from nnx_ppo.algorithms.planning import plan_training
 from nnx_ppo.algorithms.policies import Policy, load_policy, save_policy
 from nnx_ppo.algorithms.ppo import (
     default_config,
@@ -49,6 +50,7 @@ from nnx_ppo.algorithms.rollout import (
     unroll_env,
     unstack_trajectory,
 )
+from nnx_ppo.algorithms.training_plan import PlannedPart, TrainingPlan
 from nnx_ppo.algorithms.types import (
     DistillationState,
     DistillationTransition,
@@ -66,6 +68,7 @@ __all__ = [
     "DistillationTransition",
     "EvalConfig",
     "LoggingLevel",
+    "PlannedPart",
     "PPOConfig",
     "Policy",
     "RecordedEpisodes",
@@ -73,6 +76,7 @@ __all__ = [
     "SlimState",
     "TrainConfig",
     "TrainResult",
+    "TrainingPlan",
     "TrainingState",
     "Transition",
     "VideoConfig",
@@ -93,6 +97,7 @@ __all__ = [
     "make_checkpoint_fn",
     "new_distillation_state",
     "new_training_state",
+    "plan_training",
     "ppo_loss",
     "ppo_step",
     "record_activations_rollout",

@@ -112,8 +112,9 @@ def train_distillation(
     check_module("teacher", teacher)
     check_module("student", student)
     settings = config.distillation
-    env, eval_env = traced(env), traced(env if eval_env is None else eval_env)
+    eval_env = env if eval_env is None else eval_env
     check_video(config.video, eval_env)
+    env, eval_env = traced(env), traced(eval_env)
     check_training_mode(student, "student")
     for place in (env,) if eval_env is env else (env, eval_env):
         check_network(

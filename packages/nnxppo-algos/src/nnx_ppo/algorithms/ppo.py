@@ -105,8 +105,9 @@ def train_ppo(
     check_module("networks", networks)
     check_training_mode(networks)
     check_entropy_weight(networks, config.ppo)
-    env, eval_env = traced(env), traced(env if eval_env is None else eval_env)
+    eval_env = env if eval_env is None else eval_env
     check_video(config.video, eval_env)
+    env, eval_env = traced(env), traced(eval_env)
     check_network(env, networks, config.ppo.combine_advantages)
     check_discounts(env, config.ppo.discounting_factor)
     if eval_env is not env:

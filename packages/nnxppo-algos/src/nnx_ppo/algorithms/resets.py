@@ -21,31 +21,32 @@ from nnx_ppo.core import RLEnv, StatefulModule
 
 Tree = TypeVar("Tree")
 
-
 LEAST_CHUNK = 8
-"""Resetting one environment takes nearly as long as resetting so many of them."""
+"""Resetting so many environments takes less than twice as long as resetting one of them."""
 
 UNKNOWN_TRIPS = 16
 """How often a loop is taken to run if its program does not say."""
 
 QUERY_COST = 4.0
-"""What the value of an observation is taken to cost, in steps of network and environment."""
+"""What a query of values is taken to cost, in steps. (Less; but products of few rows are fast.)"""
 
 
 def chunk_size(n_envs: int, cost: float = math.inf) -> int:
     """Return how many environments to reset at a time.
 
-    Whatever is missing in the last chunk is reset in vain. An eighth of the environments wastes
-    less than the step that all of them take; where one reset costs several steps, the chunk is
-    smaller by that factor.
+    What is missing in the last chunk is reset in vain. With an eighth of the environments that is
+    less than the step that all of them take; where a reset costs several steps, the chunk is
+    smaller by that factor. (On a CPU of 2 cores, 1024 environments: chunks of 32 instead made
+    rollouts 1.2 times as slow where a reset costs one step, as in CartpoleBalance, and a tenth of
+    the episodes ends at each step; 1.8 times where it costs 200, as in CheetahRun, and one ends.)
 
     Args:
         n_envs: Environments that run side by side.
         cost: What the reset of an environment costs, in steps of it.
     """
     if jax.default_backend() != "cpu":
-        # Small programs wait there more than they compute, so a reset of many should take as long
-        # as one of few. (Not measured.)
+        # Small programs wait there more than they compute, so that a reset of many should take
+        # about as long as one of few. (Not measured.)
         cost = 1.0
     return min(n_envs, max(LEAST_CHUNK, int(n_envs / (8.0 * max(cost, 1.0)))))
 
@@ -149,9 +150,10 @@ def reset_finished(
 
     The result is that of resetting every environment and selecting by `ended`.
 
-    On a CPU of 2 cores, rollouts of 1024 environments took MEASURED
-    Resetting all of them and selecting was never
-    faster, even where a reset is cheaper than a step.
+    (To do that instead made rollouts, on a CPU of 2 cores, 1.5 to 2 times as slow for 1024
+    environments of CartpoleBalance and 9 to 50 times for 64 of CheetahRun, with a tenth and a
+    thousandth of the episodes ending at each step; it was no faster where a reset costs less than
+    a step.)
 
     Args:
         env: The environment.
@@ -221,8 +223,8 @@ def _for_chunks(chosen: Bool[Array, " batch"], carry: Tree, body: Any, size: int
     def step(loop: tuple[Array, Tree]) -> tuple[Array, Tree]:
         start, carry = loop
         ranks = start + jnp.arange(size, dtype=start.dtype)
-        # The chosen row of rank r is the first with more than r of them up to itself. (A search is
-        # a tenth of the work of sorting the rows, and is done only if a chunk is left.)
+        # The chosen row of rank r is the first with more than r of them up to itself. (Sorting
+        # the rows takes ten times as long.)
         rows = jnp.searchsorted(jnp.cumsum(chosen, dtype=start.dtype), ranks, side="right")
         return start + size, body(carry, jnp.minimum(rows, n_envs - 1), ranks < count)
 

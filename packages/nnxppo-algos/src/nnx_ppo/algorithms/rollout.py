@@ -93,7 +93,7 @@ def transition(
         bootstrap_values=values,
     )
     network_state = reset_where(networks, ended, out.next_state)
-    env_state = reset_finished(env, stepped, ended, rng_keys_for_env_reset)
+    env_state = reset_finished(env, stepped, ended, rng_keys_for_env_reset, out.output.actions)
     return (network_state, env_state), seen
 
 

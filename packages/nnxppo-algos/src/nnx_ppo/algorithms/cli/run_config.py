@@ -12,6 +12,7 @@ from nnx_ppo.algorithms._validation import (
     check_fields,
     frozen_config,
     integer,
+    number,
     optional,
     tuples_for_lists,
 )
@@ -28,8 +29,8 @@ from nnx_ppo.algorithms.types import LoggingLevel
 
 _KEPT = {"keep_last": optional(integer(1)), "keep_best": optional(integer(1))}
 _COMMAND = "command"
-# Where a run lies is no setting of it.
-_PLACES = ("out", "resume")
+# Where a run lies, and whether it is only planned, is no setting of it.
+_PLACES = ("out", "resume", "plan", "plan_memory_gib")
 # What of the network belongs to its training alone, and not to what it computes.
 _CHANGEABLE = ("entropy_weight",)
 
@@ -49,6 +50,8 @@ class RunConfig:
         keep_best: How many of the best to keep beside those, by mean return, or None.
         out: The run folder; runs/ENV-DATE-TIME if not given.
         resume: The folder of a run to go on with. Its settings become the defaults of all options.
+        plan: Do not train; print what the training would need.
+        plan_memory_gib: Memory to plan for, in GiB, or None for that of this machine.
     """
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
@@ -62,10 +65,17 @@ class RunConfig:
     keep_best: int | None = 1
     out: str | None = None
     resume: str | None = None
+    plan: bool = False
+    plan_memory_gib: float | None = None
 
     def __post_init__(self) -> None:
         tuples_for_lists(self, "loggers")
-        check_fields(self, _KEPT)
+        check_fields(self, {**_KEPT, "plan_memory_gib": optional(number(0.0, open_low=True))})
+        if self.plan_memory_gib is not None and not self.plan:
+            raise ValueError(
+                f"plan_memory_gib={self.plan_memory_gib} changes no training; add --plan, or leave "
+                "--plan-memory-gib out."
+            )
 
     @property
     def learning(self) -> PPOConfig:

@@ -17,7 +17,7 @@ class AnalyticState(JaxDataclass):
 
     Attributes:
         obs: Observation.
-        reward: Reward of the last step, a float32 scalar or a dict of them.
+        reward: Reward of the last step, a scalar or a dict of them.
         done: 1.0 where the episode has ended, else 0.0.
         info: Further state; always holds the key `"rng"`.
         metrics: Scalars to log.
@@ -62,7 +62,7 @@ class FollowTarget:
         return state.replace(
             obs=_uniform(key),
             reward=1.0 - error,
-            done=(age >= self.length).astype(jnp.float32),
+            done=(age >= self.length).astype(float),
             info={**state.info, "rng": rng, "age": age},
             metrics={"error": error},
         )
@@ -90,7 +90,7 @@ class RememberCue:
     def reset(self, rng: Array) -> AnalyticState:
         """Draw the cue and show it."""
         rng, key = jax.random.split(rng)
-        cue = jax.random.rademacher(key, (), jnp.float32)
+        cue = jax.random.rademacher(key, (), float)
         info = {"rng": rng, "cue": cue, "age": jnp.zeros((), jnp.int32)}
         obs = jnp.stack([cue, jnp.zeros(())])
         return AnalyticState(obs, jnp.zeros(()), jnp.zeros(()), info, {})
@@ -99,11 +99,11 @@ class RememberCue:
         """Reward the action if it was due."""
         due = state.info["age"] == self.delay
         age = state.info["age"] + 1
-        go = (age == self.delay).astype(jnp.float32)
+        go = (age == self.delay).astype(float)
         return state.replace(
             obs=jnp.stack([jnp.zeros(()), go]),
             reward=jnp.where(due, state.info["cue"] * action.sum(), 0.0),
-            done=due.astype(jnp.float32),
+            done=due.astype(float),
             info={**state.info, "age": age},
         )
 
@@ -142,7 +142,7 @@ class TwoHands:
         return state.replace(
             obs=self._observe(key),
             reward=reward,
-            done=(age >= self.length).astype(jnp.float32),
+            done=(age >= self.length).astype(float),
             info={**state.info, "rng": rng, "age": age},
         )
 
@@ -196,10 +196,10 @@ class PickTarget:
         disallowed = ~state.info["mask"][action]
         return state.replace(
             obs=self._observe(target, mask),
-            reward=(action == state.info["target"]).astype(jnp.float32),
-            done=(age >= self.length).astype(jnp.float32),
+            reward=(action == state.info["target"]).astype(float),
+            done=(age >= self.length).astype(float),
             info={**state.info, "rng": rng, "age": age, "target": target, "mask": mask},
-            metrics={"disallowed": disallowed.astype(jnp.float32)},
+            metrics={"disallowed": disallowed.astype(float)},
         )
 
     def _draw(self, key: Array) -> tuple[Array, Array]:
@@ -243,9 +243,9 @@ class Endless:
     def step(self, state: AnalyticState, action: Array) -> AnalyticState:
         """Grow older; flag the time limit."""
         age = state.info["age"] + 1
-        time_up = (age >= self.max_len).astype(jnp.float32)
+        time_up = (age >= self.max_len).astype(float)
         return state.replace(
-            obs=(age / self.max_len).astype(jnp.float32)[None],
+            obs=(age / self.max_len).astype(float)[None],
             reward=jnp.ones(()) + 0.0 * action.sum(),
             done=time_up,
             info={**state.info, "age": age, self.flag: time_up},
