@@ -19,7 +19,7 @@ RUN := $(UV) run --no-sync
 BOOTSTRAP_PYTHON = $(shell for python in python3.11 python3 python; do \
 	$$python -c "" 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help setup format lint types layers docs test build wheels extension check train bump clean uv-path
+.PHONY: help setup format lint types layers docs test build wheels extension check train bench bump clean uv-path
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ check: lint types layers docs test wheels extension ## Run all of the checks abo
 
 train: setup ## Train on TASK (default CartpoleBalance); pass options in ARGS
 	$(RUN) nnxppo train $(TASK) $(ARGS)
+
+bench: setup ## Measure speed, and save the table for docs/benchmarks.md; pass options in ARGS
+	$(RUN) python benchmarks/bench.py $(ARGS)
 
 bump: setup ## Set the version of all packages and their pins: make bump VERSION=0.2.0
 	$(RUN) python scripts/bump.py "$(VERSION)"
